@@ -1,0 +1,1 @@
+"""Texts for calibration, each with its source and licence."""

@@ -1,0 +1,1 @@
+"""Runs Clover, a block-diffusion mixture-of-experts language model, on one consumer card."""

@@ -1,0 +1,1 @@
+"""Plain-tensor operators of the Clover forward passes; knows tensors only."""

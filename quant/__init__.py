@@ -1,0 +1,1 @@
+"""Offline work on checkpoints; the runtime never imports it."""
