@@ -1,0 +1,400 @@
+"""`config.json` and `generation_config.json` as frozen dataclasses; needs no torch.
+
+Field names are those of the files. Keys that nothing here reads are kept by name (`unknown_keys`)
+so that `clover-local info` can list them; a missing or wrongly typed key is an error that names it.
+"""
+
+import json
+import re
+import reprlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+from clover_local.errors import ConfigError
+
+MODEL_TYPE = "clover_moe"
+FULL_ATTENTION = "full_attention"
+LINEAR_ATTENTION = "linear_attention"
+
+# Keys that describe the file or its training and change nothing in a forward pass.
+_INERT_KEYS = re.compile(
+    "architectures|model_type|text_config|torch_dtype|dtype|transformers_version|use_cache|"
+    "initializer_range|attention_dropout|attention_bias|router_aux_loss_coef|bos_token_id|"
+    "output_router_logits|_name_or_path|decoder_sparse_step|mlp_only_layers|mamba_ssm_dtype"
+)
+_ROPE_KEYS = ("rope_theta", "partial_rotary_factor")
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """The shape of a Clover model, named as in `config.json`."""
+
+    vocab_size: int
+    hidden_size: int
+    num_hidden_layers: int
+    layer_types: tuple[str, ...]
+    num_attention_heads: int
+    num_key_value_heads: int
+    head_dim: int
+    rope_theta: float
+    partial_rotary_factor: float
+    linear_num_key_heads: int
+    linear_num_value_heads: int
+    linear_key_head_dim: int
+    linear_value_head_dim: int
+    linear_conv_kernel_dim: int
+    num_experts: int
+    num_experts_per_tok: int
+    moe_intermediate_size: int
+    shared_expert_intermediate_size: int
+    rms_norm_eps: float
+    tie_word_embeddings: bool
+    max_position_embeddings: int
+    block_size: int
+    mask_token_id: int
+    threshold: float
+    coreset_enabled: bool
+    coreset_top_p: float
+    eos_token_id: tuple[int, ...]
+    pad_token_id: int | None
+    dtype: str
+    unknown_keys: tuple[str, ...] = ()
+
+    @property
+    def rotary_dim(self) -> int:
+        """How many of `head_dim` dimensions rotate."""
+        return int(self.head_dim * self.partial_rotary_factor)
+
+    @property
+    def qkv_dim(self) -> int:
+        """Channels of a GDN layer's convolution: queries, keys, values."""
+        key_dim = self.linear_num_key_heads * self.linear_key_head_dim
+        return 2 * key_dim + self.linear_num_value_heads * self.linear_value_head_dim
+
+    def is_attention(self, layer: int) -> bool:
+        """Whether layer `layer` (from 0) is full attention, not Gated DeltaNet."""
+        return self.layer_types[layer] == FULL_ATTENTION
+
+
+@dataclass(frozen=True)
+class GenerationConfig:
+    """The response controls that a checkpoint ships; the defaults change nothing."""
+
+    eos_token_id: tuple[int, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    pad_token_id: int | None = None
+    suppress_tokens: tuple[int, ...] = ()
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    dllm_length_penalty: float = 0.0
+    dllm_length_penalty_start: int = 8192
+    dllm_length_penalty_window: int = 8192
+    dllm_think_end_bias: float = 0.0
+    dllm_think_end_start: int = 4096
+    dllm_think_end_window: int = 4096
+    dllm_think_end_token_id: int | None = None
+    given: frozenset[str] = field(default=frozenset(), compare=False)
+    """The keys that the file really had: `/show` says where a value came from."""
+
+    @property
+    def stop_ids(self) -> tuple[int, ...]:
+        """Every id that ends an answer: EOS ids, stop ids and pad id, distinct, ascending."""
+        pad = () if self.pad_token_id is None else (self.pad_token_id,)
+        return tuple(sorted({*self.eos_token_id, *self.stop_token_ids, *pad}))
+
+
+class _Reader:
+    """Typed access to one JSON object; remembers which keys were read."""
+
+    def __init__(self, source: str, values: Mapping[str, Any]) -> None:
+        self.source = source
+        self.values = values
+        self.read: set[str] = set()
+
+    def get(self, key: str, convert: Callable[[Any], T], *default: T) -> T:
+        """The value of `key`, or the default where it is absent or null."""
+        self.read.add(key)
+        value = self.values.get(key)
+        if value is None:
+            if default:
+                return default[0]
+            raise ConfigError(f"{self.source} lacks the key {key!r}: pass a complete Clover model")
+        try:
+            return convert(value)
+        except (TypeError, ValueError) as error:
+            shown = reprlib.repr(value)
+            raise ConfigError(f"{self.source}: {key!r} is {shown}, expected {error}") from None
+
+
+def _integer(value: Any) -> int:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TypeError("an integer")
+    return value
+
+
+def _size(value: Any) -> int:
+    if _integer(value) < 1:
+        raise ValueError("a positive integer")
+    return int(value)
+
+
+def _token_id(value: Any) -> int:
+    if _integer(value) < 0:
+        raise ValueError("a token id (an integer of 0 or more)")
+    return int(value)
+
+
+def _number(value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise TypeError("a number")
+    if not -1e300 < value < 1e300:  # false for NaN too
+        raise ValueError("a finite number")
+    return float(value)
+
+
+def _flag(value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise TypeError("true or false")
+    return value
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise TypeError("a string")
+    return value
+
+
+def _object(value: Any) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise TypeError("an object")
+    return value
+
+
+def _token_ids(value: Any) -> tuple[int, ...]:
+    values = value if isinstance(value, list) else [value]
+    try:
+        return tuple(_token_id(item) for item in values)
+    except (TypeError, ValueError):
+        raise TypeError("a token id or a list of token ids") from None
+
+
+def _texts(value: Any) -> tuple[str, ...]:
+    if not isinstance(value, list):
+        raise TypeError("a list of strings")
+    return tuple(_text(item) for item in value)
+
+
+def read_json_object(path: Path) -> dict[str, Any]:
+    """The JSON object in `path`.
+
+    Raises:
+        ConfigError: no such file, not UTF-8, not JSON, or not an object.
+    """
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ConfigError(f"{path.parent} has no {path.name}: pass a model's folder") from None
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {error.strerror}") from None
+    except (ValueError, RecursionError) as error:  # not UTF-8, not JSON, numbers without end
+        raise ConfigError(f"{path} is not valid JSON ({error}): download it again") from None
+    if not isinstance(values, dict):
+        raise ConfigError(f"{path} holds no JSON object: download it again")
+    return values
+
+
+def read_model_config(folder: Path) -> ModelConfig:
+    """The model's shape, from `config.json`.
+
+    Raises:
+        ConfigError: missing or unreadable file, another model type, a missing or wrongly typed key,
+            sizes that do not fit together.
+    """
+    path = folder / "config.json"
+    return parse_model_config(read_json_object(path), str(path))
+
+
+def parse_model_config(values: Mapping[str, Any], source: str) -> ModelConfig:
+    """As `read_model_config`, for an object that is read already; `source` names it in errors."""
+    top = _Reader(source, values)
+    text = _Reader(source, {**values, **top.get("text_config", _object, {})})
+    model_type = top.get("model_type", _text)
+    if model_type != MODEL_TYPE:
+        raise ConfigError(
+            f"{source}: model_type is {model_type!r}, only {MODEL_TYPE!r} is supported"
+        )
+    denoising = _Reader(f"{source}: denoising_config", text.get("denoising_config", _object, {}))
+    rope = _rope(text, source)
+    _refuse_unsupported(text, rope, denoising)
+    num_hidden_layers = text.get("num_hidden_layers", _size)
+    config = ModelConfig(
+        vocab_size=text.get("vocab_size", _size),
+        hidden_size=text.get("hidden_size", _size),
+        num_hidden_layers=num_hidden_layers,
+        layer_types=_layer_types(text, num_hidden_layers),
+        num_attention_heads=text.get("num_attention_heads", _size),
+        num_key_value_heads=text.get("num_key_value_heads", _size),
+        head_dim=text.get("head_dim", _size),
+        rope_theta=rope.get("rope_theta", _number),
+        partial_rotary_factor=rope.get("partial_rotary_factor", _number),
+        linear_num_key_heads=text.get("linear_num_key_heads", _size),
+        linear_num_value_heads=text.get("linear_num_value_heads", _size),
+        linear_key_head_dim=text.get("linear_key_head_dim", _size),
+        linear_value_head_dim=text.get("linear_value_head_dim", _size),
+        linear_conv_kernel_dim=text.get("linear_conv_kernel_dim", _size),
+        num_experts=text.get("num_experts", _size),
+        num_experts_per_tok=text.get("num_experts_per_tok", _size),
+        moe_intermediate_size=text.get("moe_intermediate_size", _size),
+        shared_expert_intermediate_size=text.get("shared_expert_intermediate_size", _size),
+        rms_norm_eps=text.get("rms_norm_eps", _number),
+        tie_word_embeddings=text.get("tie_word_embeddings", _flag, False),
+        max_position_embeddings=text.get("max_position_embeddings", _size),
+        block_size=text.get("block_size", _size),
+        mask_token_id=text.get("mask_token_id", _token_id),
+        threshold=denoising.get("threshold", _number, 0.95),
+        coreset_enabled=text.get("moe_block_coreset_enabled", _flag, False),
+        coreset_top_p=text.get("moe_block_coreset_top_p", _number, 1.0),
+        eos_token_id=text.get("eos_token_id", _token_ids, ()),
+        pad_token_id=text.get("pad_token_id", _token_id, None),
+        dtype=text.get("dtype", _text, text.get("torch_dtype", _text, "bfloat16")),
+        unknown_keys=_unknown_keys(text, rope, denoising),
+    )
+    _check_sizes(config, source)
+    return config
+
+
+def _rope(text: _Reader, source: str) -> _Reader:
+    """Rotary settings: `rope_parameters`, or in older files top level and `rope_scaling`."""
+    older = {key: text.values[key] for key in _ROPE_KEYS if key in text.values}
+    scaling: dict[str, Any] = text.get("rope_scaling", _object, {})
+    rope: dict[str, Any] = text.get("rope_parameters", _object, {})
+    return _Reader(f"{source}: rope_parameters", {**older, **scaling, **rope})
+
+
+def _unknown_keys(text: _Reader, rope: _Reader, denoising: _Reader) -> tuple[str, ...]:
+    names = {key for key in text.values if not _INERT_KEYS.fullmatch(key)}
+    names -= text.read | set(_ROPE_KEYS)
+    names |= {f"rope_parameters.{key}" for key in set(rope.values) - rope.read}
+    names |= {f"denoising_config.{key}" for key in set(denoising.values) - denoising.read}
+    return tuple(sorted(names))
+
+
+def _layer_types(text: _Reader, num_hidden_layers: int) -> tuple[str, ...]:
+    interval = text.get("full_attention_interval", _size, 4)
+    default = tuple(
+        LINEAR_ATTENTION if (layer + 1) % interval else FULL_ATTENTION
+        for layer in range(num_hidden_layers)
+    )
+    layer_types = text.get("layer_types", _texts, default)
+    kinds = {FULL_ATTENTION, LINEAR_ATTENTION}
+    if len(layer_types) != num_hidden_layers or not kinds.issuperset(layer_types):
+        raise ConfigError(
+            f"{text.source}: layer_types has {len(layer_types)} of {sorted(set(layer_types))}, "
+            f"expected {num_hidden_layers} (num_hidden_layers) of {sorted(kinds)}"
+        )
+    return layer_types
+
+
+def _refuse_unsupported(text: _Reader, rope: _Reader, denoising: _Reader) -> None:
+    """Settings that would silently compute something else are refused by name."""
+    required: list[tuple[_Reader, str, object, Callable[[Any], object]]] = [
+        (text, "norm_topk_prob", True, _flag),
+        (text, "attn_output_gate", True, _flag),
+        (text, "hidden_act", "silu", _text),
+        (text, "num_shared_experts", 1, _integer),
+        (text, "linear_conv_kernel_dim", 4, _integer),
+        (rope, "rope_type", "default", _text),
+        (rope, "type", "default", _text),
+        (denoising, "algorithm", "low_confidence", _text),
+    ]
+    for reader, key, wanted, convert in required:
+        value = reader.get(key, convert, wanted)
+        if value != wanted:
+            raise ConfigError(f"{reader.source}: {key} is {value!r}, only {wanted!r} is supported")
+
+
+def _check_sizes(config: ModelConfig, source: str) -> None:
+    """Relations between sizes that the operators rely on."""
+    c = config
+    multiples = [
+        ("num_attention_heads", "num_key_value_heads"),
+        ("linear_num_value_heads", "linear_num_key_heads"),
+    ]
+    for many, few in multiples:
+        if getattr(c, many) % getattr(c, few):
+            raise ConfigError(
+                f"{source}: {many} {getattr(c, many)} is no multiple of {few} {getattr(c, few)}"
+            )
+    ranges = [
+        ("num_experts_per_tok", c.num_experts_per_tok, 1, c.num_experts),
+        ("partial_rotary_factor x head_dim", c.rotary_dim, 2, c.head_dim),
+        ("moe_block_coreset_top_p", c.coreset_top_p, 1e-300, 1),
+        ("denoising_config: threshold", c.threshold, 0, 1),
+        ("rms_norm_eps", c.rms_norm_eps, 1e-300, 1),
+        ("rope_theta", c.rope_theta, 1e-300, 1e300),
+    ]
+    for key, value, low, high in ranges:
+        if not low <= value <= high:
+            raise ConfigError(f"{source}: {key} is {value}, expected {low} to {high}")
+    if c.rotary_dim % 2:
+        raise ConfigError(
+            f"{source}: partial_rotary_factor x head_dim is {c.rotary_dim}, expected even"
+        )
+    _check_ids(config, "mask_token_id eos_token_id pad_token_id", c.vocab_size, source)
+
+
+def _check_ids(
+    config: ModelConfig | GenerationConfig, keys: str, vocab_size: int, source: str
+) -> None:
+    for key in keys.split():
+        value = getattr(config, key)
+        for token in value if isinstance(value, tuple) else (value or 0,):
+            if token >= vocab_size:
+                raise ConfigError(f"{source}: {key} {token} is outside vocab_size {vocab_size}")
+
+
+def read_generation_config(folder: Path, config: ModelConfig) -> GenerationConfig:
+    """The response controls, from `generation_config.json` where there is one.
+
+    EOS and pad ids that it lacks come from `config`; a checkpoint without any stop id is legal.
+
+    Raises:
+        ConfigError: unreadable file or a wrongly typed key.
+    """
+    path = folder / "generation_config.json"
+    values = read_json_object(path) if path.is_file() else {}
+    return parse_generation_config(values, config, str(path))
+
+
+def parse_generation_config(
+    values: Mapping[str, Any], config: ModelConfig, source: str
+) -> GenerationConfig:
+    """As `read_generation_config`, for an object that is read already."""
+    reader = _Reader(source, values)
+    generation = GenerationConfig(
+        eos_token_id=reader.get("eos_token_id", _token_ids, config.eos_token_id),
+        stop_token_ids=reader.get("stop_token_ids", _token_ids, ()),
+        pad_token_id=reader.get("pad_token_id", _token_id, config.pad_token_id),
+        suppress_tokens=reader.get("suppress_tokens", _token_ids, ()),
+        presence_penalty=reader.get("presence_penalty", _number, 0.0),
+        frequency_penalty=reader.get("frequency_penalty", _number, 0.0),
+        repetition_penalty=reader.get("repetition_penalty", _number, 1.0),
+        dllm_length_penalty=reader.get("dllm_length_penalty", _number, 0.0),
+        dllm_length_penalty_start=reader.get("dllm_length_penalty_start", _integer, 8192),
+        dllm_length_penalty_window=reader.get("dllm_length_penalty_window", _size, 8192),
+        dllm_think_end_bias=reader.get("dllm_think_end_bias", _number, 0.0),
+        dllm_think_end_start=reader.get("dllm_think_end_start", _integer, 4096),
+        dllm_think_end_window=reader.get("dllm_think_end_window", _size, 4096),
+        dllm_think_end_token_id=reader.get("dllm_think_end_token_id", _token_id, None),
+        given=frozenset(key for key, value in values.items() if value is not None),
+    )
+    if generation.repetition_penalty <= 0:
+        raise ConfigError(f"{source}: repetition_penalty is not above 0")
+    keys = "eos_token_id stop_token_ids suppress_tokens pad_token_id dllm_think_end_token_id"
+    _check_ids(generation, keys, config.vocab_size, source)
+    return generation

@@ -1,0 +1,33 @@
+"""Errors that a user can act on: one sentence each, with the remedy in it.
+
+A wrong call by a programmer is a `ValueError`; a `CloverError` is what the command line prints as
+one line.
+"""
+
+
+class CloverError(Exception):
+    """Something the user can mend; the message is one sentence that says how."""
+
+
+class ConfigError(CloverError):
+    """A config.json or generation_config.json that this runtime cannot use."""
+
+
+class CheckpointError(CloverError):
+    """Weights that are missing, damaged, or do not fit the config."""
+
+
+class TokenizerError(CloverError):
+    """A tokenizer or chat template that cannot be read or used."""
+
+
+class SettingsError(CloverError):
+    """A decoding setting that is unknown, out of range, or impossible with this model."""
+
+
+class ContextError(CloverError):
+    """A prompt that does not fit the context."""
+
+
+class HubError(CloverError):
+    """A model that could not be had from the hub."""

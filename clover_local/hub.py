@@ -1,0 +1,106 @@
+"""Where a model lies: a folder, the bundled demo model, or a hub id in huggingface_hub's cache.
+
+The cache is asked before the network, so that a model that is complete on this machine starts
+without it. To have a newer revision of a cached model, name it: `owner/name@revision`.
+"""
+
+import os
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+from clover_local.errors import CheckpointError, HubError
+
+DEMO = "demo"
+DESCRIPTION_FILES = ("*.json", "*.jinja")
+MODEL_FILES = (*DESCRIPTION_FILES, "*.safetensors")
+
+_HUB_ID = re.compile(r"(?P<repository>\w[\w.-]*/\w[\w.-]*)(?:@(?P<revision>[\w./-]+))?", re.ASCII)
+
+
+def locate(model: str, *, files: Sequence[str] = MODEL_FILES) -> Path:
+    """The folder of `model`: a folder, `demo`, or a hub id `owner/name[@revision]`.
+
+    A folder comes before a hub id of the same spelling; `demo` is always the bundled model and
+    `./demo` a folder. `files` are the name patterns to fetch; what is cached is not fetched again.
+
+    Raises:
+        CheckpointError: neither a folder nor a hub id.
+        HubError: the hub does not have it, or cannot be reached.
+    """
+    if model == DEMO:
+        return Path(__file__).parent / "demo"
+    path = os.path.expanduser(model)
+    if os.path.isdir(path):
+        return Path(path)
+    if os.path.exists(path):
+        raise CheckpointError(
+            f"{model} is a file: pass the folder that holds config.json and the weights"
+        )
+    match = _HUB_ID.fullmatch(model)
+    if match is None:
+        raise CheckpointError(
+            f"there is no folder {model!r}: pass the folder that holds the model, "
+            f"a hub id such as owner/name, or {DEMO!r}"
+        )
+    return _find_on_hub(match["repository"], match["revision"], files)
+
+
+def _find_on_hub(repository: str, revision: str | None, files: Sequence[str]) -> Path:
+    from huggingface_hub.errors import LocalEntryNotFoundError
+
+    try:
+        folder = _snapshot(repository, revision, files, local_files_only=True)
+        if (folder / "config.json").is_file():
+            return folder
+    except LocalEntryNotFoundError:
+        pass  # not, or not completely, in the cache
+    return _download(repository, revision, files)
+
+
+def _download(repository: str, revision: str | None, files: Sequence[str]) -> Path:
+    from httpx2 import HTTPError
+    from huggingface_hub import errors
+
+    name = repository if revision is None else f"{repository}@{revision}"
+    try:
+        return _snapshot(repository, revision, files, local_files_only=False)
+    except errors.GatedRepoError:
+        raise HubError(
+            f"{name} is gated: accept its terms on https://huggingface.co/{repository}, "
+            "then run `hf auth login`"
+        ) from None
+    except errors.RepositoryNotFoundError:
+        raise HubError(
+            f"{name} is neither a folder nor a public model on the hub: check the name, "
+            "or run `hf auth login` for a private one"
+        ) from None
+    except errors.RevisionNotFoundError:
+        raise HubError(
+            f"{repository} has no revision {revision} on the hub: check its name"
+        ) from None
+    except errors.LocalEntryNotFoundError:
+        raise HubError(
+            f"{name} is neither a folder nor complete in the hub cache, and the hub cannot be "
+            "reached: connect to the network, or pass the folder of a copy"
+        ) from None
+    except (OSError, HTTPError) as error:
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise HubError(
+            f"the download of {name} stopped ({reason}): run again to continue it"
+        ) from None
+
+
+def _snapshot(
+    repository: str, revision: str | None, files: Sequence[str], *, local_files_only: bool
+) -> Path:
+    from huggingface_hub import snapshot_download
+
+    return Path(
+        snapshot_download(
+            repository,
+            revision=revision,
+            allow_patterns=list(files),
+            local_files_only=local_files_only,
+        )
+    )

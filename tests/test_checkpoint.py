@@ -1,0 +1,223 @@
+"""Matching tensors with the config: every layout fits, every misfit is named."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from clover_local.checkpoint import Checkpoint, count_parameters, open_checkpoint
+from clover_local.config import FULL_ATTENTION, LINEAR_ATTENTION, ModelConfig
+from clover_local.errors import CheckpointError
+
+DIFFUSION = ("conv_right_weight", "logit_scale", "history_bias", "history_c")
+
+
+@pytest.fixture
+def change(
+    model_folder: Path, golden_config: ModelConfig
+) -> Callable[[Callable[[dict[str, Tensor]], object]], Checkpoint]:
+    """Rewrites the golden weights after an edit, and opens them."""
+
+    def apply(edit: Callable[[dict[str, Tensor]], object]) -> Checkpoint:
+        path = model_folder / "model.safetensors"
+        tensors = load_file(path)
+        edit(tensors)
+        save_file(tensors, path)
+        return open_checkpoint(model_folder, golden_config)
+
+    return apply
+
+
+Change = Callable[[Callable[[dict[str, Tensor]], object]], Checkpoint]
+
+
+@pytest.fixture(scope="session")
+def real_config(golden_config: ModelConfig) -> ModelConfig:
+    """Clover-35B-A3B."""
+    return replace(
+        golden_config,
+        vocab_size=248320,
+        hidden_size=2048,
+        num_hidden_layers=40,
+        layer_types=(*[LINEAR_ATTENTION] * 3, FULL_ATTENTION) * 10,
+        num_attention_heads=16,
+        num_key_value_heads=2,
+        head_dim=256,
+        linear_num_key_heads=16,
+        linear_num_value_heads=32,
+        linear_key_head_dim=128,
+        linear_value_head_dim=128,
+        num_experts=256,
+        num_experts_per_tok=8,
+        moe_intermediate_size=512,
+        shared_expert_intermediate_size=512,
+    )
+
+
+def test_the_golden_checkpoint_fits(golden_folder: Path, golden_config: ModelConfig) -> None:
+    checkpoint = open_checkpoint(golden_folder, golden_config)
+    checkpoint.require_fit()
+    assert (checkpoint.problems, checkpoint.notes) == ((), ())
+    assert checkpoint.has_diffusion
+    assert len(checkpoint.placements) == len(checkpoint.tensors) == 84
+
+
+def test_missing_surplus_and_misshapen_tensors_are_reported_together_by_name(
+    change: Change,
+) -> None:
+    def edit(tensors: dict[str, Tensor]) -> None:
+        del tensors["model.norm.weight"]
+        tensors["model.layers.4.mlp.gate.weight"] = torch.zeros(8, 64)
+        tensors["model.layers.3.self_attn.q_proj.bias"] = torch.zeros(256)
+        tensors["lm_head.weight"] = torch.zeros(511, 64)
+
+    with pytest.raises(CheckpointError) as caught:
+        change(edit).require_fit()
+    message = str(caught.value)
+    assert "1 missing (model.norm.weight)" in message
+    assert (
+        "2 surplus (model.layers.3.self_attn.q_proj.bias, model.layers.4.mlp.gate.weight)"
+        in message
+    )
+    assert "1 misshapen (lm_head.weight is [511, 64], expected [512, 64])" in message
+    assert "\n" not in message
+
+
+def test_a_long_list_of_misfits_is_abbreviated_with_a_count(
+    golden_folder: Path, golden_config: ModelConfig
+) -> None:
+    wider = replace(golden_config, hidden_size=65)
+    (problem,) = open_checkpoint(golden_folder, wider).problems
+    assert problem.startswith("58 misshapen (")
+    assert problem.endswith(" and 54 more)")
+
+
+def test_an_integer_tensor_where_floats_belong_is_named(change: Change) -> None:
+    name = "model.layers.1.linear_attn.in_proj_z.weight"
+    checkpoint = change(lambda t: t.update({name: t[name].to(torch.int32)}))
+    assert checkpoint.problems == (f"1 misshapen ({name} is I32, expected BF16 or F16 or F32)",)
+
+
+@pytest.mark.parametrize("family", ["mtp.", "visual.", "model.visual."])
+def test_known_foreign_families_are_skipped_with_a_note(change: Change, family: str) -> None:
+    checkpoint = change(lambda t: t.update({f"{family}blocks.0.weight": torch.zeros(2, 3)}))
+    assert checkpoint.problems == ()
+    assert checkpoint.notes == (f"skipped 1 tensors of other parts ({family}blocks.0.weight)",)
+    assert len(checkpoint.placements) == 84
+
+
+def test_without_the_four_diffusion_families_the_file_is_causal_only(change: Change) -> None:
+    def edit(tensors: dict[str, Tensor]) -> None:
+        for name in [name for name in tensors if name.endswith(DIFFUSION)]:
+            del tensors[name]
+
+    checkpoint = change(edit)
+    assert checkpoint.problems == ()
+    assert not checkpoint.has_diffusion
+    assert checkpoint.notes == ("no diffusion parameters in these weights: only the mode ar works",)
+
+
+@pytest.mark.parametrize("family", DIFFUSION)
+def test_one_diffusion_family_without_the_others_is_refused(change: Change, family: str) -> None:
+    def edit(tensors: dict[str, Tensor]) -> None:
+        for name in [n for n in tensors if n.endswith(DIFFUSION) and not n.endswith(family)]:
+            del tensors[name]
+
+    checkpoint = change(edit)
+    assert checkpoint.has_diffusion
+    (problem,) = checkpoint.problems
+    assert problem.startswith("9 missing (")
+
+
+def test_a_diffusion_tensor_of_one_layer_alone_may_not_be_absent(change: Change) -> None:
+    name = "model.layers.2.linear_attn.bd_softmax_history_c"
+    assert change(lambda t: t.pop(name)).problems == (f"1 missing ({name})",)
+
+
+def test_the_head_may_only_be_absent_when_it_is_tied(
+    change: Change, model_folder: Path, golden_config: ModelConfig
+) -> None:
+    checkpoint = change(lambda tensors: tensors.pop("lm_head.weight"))
+    assert checkpoint.problems == ("1 missing (lm_head.weight)",)
+    tied = replace(golden_config, tie_word_embeddings=True)
+    assert open_checkpoint(model_folder, tied).problems == ()
+
+
+def test_fused_and_single_experts_in_one_file_are_refused(change: Change) -> None:
+    def edit(tensors: dict[str, Tensor]) -> None:
+        for expert in range(8):
+            experts = f"model.layers.0.mlp.experts.{expert}."
+            tensors[f"{experts}gate_proj.weight"] = torch.zeros(32, 64)
+            tensors[f"{experts}up_proj.weight"] = torch.zeros(32, 64)
+            tensors[f"{experts}down_proj.weight"] = torch.zeros(64, 32)
+
+    missing, surplus = change(edit).problems
+    assert missing.startswith("72 missing (model.layers.1.mlp.experts.0.gate_proj.weight")
+    assert surplus.startswith("8 surplus (model.layers.0.mlp.experts.down_proj")
+
+
+def test_a_missing_expert_is_named(change: Change) -> None:
+    def edit(tensors: dict[str, Tensor]) -> None:
+        for layer in range(4):
+            experts = f"model.layers.{layer}.mlp.experts."
+            gate_up = tensors.pop(f"{experts}gate_up_proj")
+            down = tensors.pop(f"{experts}down_proj")
+            for expert in range(8):
+                gate, up = gate_up[expert].chunk(2)
+                tensors[f"{experts}{expert}.gate_proj.weight"] = gate.clone()
+                tensors[f"{experts}{expert}.up_proj.weight"] = up.clone()
+                tensors[f"{experts}{expert}.down_proj.weight"] = down[expert].clone()
+        del tensors["model.layers.2.mlp.experts.7.up_proj.weight"]
+
+    checkpoint = change(edit)
+    assert checkpoint.problems == ("1 missing (model.layers.2.mlp.experts.7.up_proj.weight)",)
+
+
+def test_weights_of_another_model_are_all_named_not_crashed_on(
+    golden_config: ModelConfig, tmp_path: Path
+) -> None:
+    save_file({"transformer.h.0.attn.weight": torch.zeros(2)}, tmp_path / "model.safetensors")
+    missing, surplus = open_checkpoint(tmp_path, golden_config).problems
+    assert missing.startswith("72 missing (model.embed_tokens.weight, ")
+    assert surplus == "1 surplus (transformer.h.0.attn.weight)"
+
+
+def test_the_count_is_that_of_the_tensors_in_the_file(
+    golden_folder: Path, golden_config: ModelConfig
+) -> None:
+    total = sum(value.numel() for value in load_file(golden_folder / "model.safetensors").values())
+    assert count_parameters(golden_config, diffusion=True).total == total
+
+
+def test_tied_embeddings_are_counted_once_and_always_active(golden_config: ModelConfig) -> None:
+    count = count_parameters(golden_config, diffusion=True)
+    tied = count_parameters(replace(golden_config, tie_word_embeddings=True), diffusion=True)
+    assert count.total - tied.total == 512 * 64
+    assert count.active == tied.active
+
+
+def test_the_real_model_has_the_published_number_of_parameters(real_config: ModelConfig) -> None:
+    count = count_parameters(real_config, diffusion=True)
+    causal = count_parameters(real_config, diffusion=False)
+    assert round(count.total / 1e9, 2) == 34.66
+    assert 2.8e9 < count.active < 3.2e9
+    assert count.total - causal.total == 30 * (8192 * 3 + 3 * 32)
+
+
+SaveShards = Callable[[Path, Sequence[Mapping[str, Tensor]]], None]
+
+
+def test_placements_follow_the_bytes_on_disk_shard_by_shard(
+    model_folder: Path, golden_config: ModelConfig, save_shards: SaveShards
+) -> None:
+    tensors = load_file(model_folder / "model.safetensors")
+    names = sorted(tensors, reverse=True)
+    save_shards(model_folder, [{name: tensors[name] for name in names[i::2]} for i in range(2)])
+    placements = open_checkpoint(model_folder, golden_config).placements
+    positions = [(p.tensor.shard.name, p.tensor.start) for p in placements]
+    assert len(positions) == 84
+    assert positions == sorted(positions)
