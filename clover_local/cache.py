@@ -1,0 +1,216 @@
+"""The state of one sequence: what is committed, and the way back to earlier points of it.
+
+What a commit makes is immutable (`Committed`): recurrent and conv tensors are new ones each time,
+so a preview cannot touch them, a checkpoint is a reference, and publishing a commit is one
+assignment: an exception or Ctrl-C before it leaves the state as it was. Only keys and values live
+in buffers that grow in place, since they are the part that gets long; rows past the committed
+length mean nothing.
+"""
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from clover_local.config import ModelConfig
+
+CHECKPOINTS = 8
+FIRST_ROWS = 256
+
+
+@dataclass(frozen=True, eq=False)
+class Committed:
+    """Everything that committed tokens left behind, except keys and values."""
+
+    tokens: tuple[int, ...]
+    recurrent: tuple[Tensor, ...]  # per GDN layer [H_v, Dk, Dv] float32
+    conv: tuple[Tensor, ...]  # per GDN layer [J - 1, C] float32: the last inputs of the convolution
+
+    def to(self, device: torch.device) -> "Committed":
+        """The same on `device`; shares the tensors that are there already."""
+        return Committed(
+            self.tokens,
+            tuple(x.to(device) for x in self.recurrent),
+            tuple(x.to(device) for x in self.conv),
+        )
+
+
+@dataclass(frozen=True)
+class StateBytes:
+    """Memory of a sequence, in bytes."""
+
+    keys_values: int
+    recurrent: int
+    conv: int
+    checkpoints: int
+
+
+class SequenceState:
+    """Keys, values, recurrent and conv state of one sequence of at most `context` tokens."""
+
+    def __init__(
+        self, config: ModelConfig, *, context: int, device: torch.device | str, dtype: torch.dtype
+    ) -> None:
+        """`dtype` is that of keys and values; recurrent and conv state are float32.
+
+        Raises:
+            ValueError: `context` is not between 1 and the model's `max_position_embeddings`.
+        """
+        if not 1 <= context <= config.max_position_embeddings:
+            raise ValueError(
+                f"context {context}, the model has 1 to {config.max_position_embeddings}"
+            )
+        self.context = context
+        self.device = torch.device(device)
+        self._config = config
+        self._empty = (0, config.num_key_value_heads, config.head_dim)
+        self._keys_values = {
+            layer: (
+                torch.empty(self._empty, dtype=dtype, device=self.device),
+                torch.empty(self._empty, dtype=dtype, device=self.device),
+            )
+            for layer in range(config.num_hidden_layers)
+            if config.is_attention(layer)
+        }
+        # The tokens whose rows the buffers hold; starts with the committed ones, and goes on behind
+        # them after a rewind. Whatever is a prefix of it can be restored.
+        self._stored: tuple[int, ...] = ()
+        self._checkpoints: deque[Committed] = deque(maxlen=CHECKPOINTS)
+        self.committed = self._nothing()
+
+    @property
+    def length(self) -> int:
+        """How many tokens are committed."""
+        return len(self.committed.tokens)
+
+    @property
+    def room(self) -> int:
+        """How many more tokens fit."""
+        return self.context - self.length
+
+    @property
+    def attention_layers(self) -> tuple[int, ...]:
+        """The layers that have keys and values, ascending."""
+        return tuple(self._keys_values)
+
+    def keys_values(self, layer: int) -> tuple[Tensor, Tensor]:
+        """The committed keys and values of an attention layer: views [length, H_kv, Dh]."""
+        keys, values = self._keys_values[layer]
+        return keys[: self.length], values[: self.length]
+
+    def append(self, layer: int, keys: Tensor, *, values: Tensor) -> tuple[Tensor, Tensor]:
+        """Writes new rows [T, H_kv, Dh] behind the committed ones; `advance` makes them count.
+
+        Returns:
+            Views [length + T, H_kv, Dh] of all keys and values, the new ones included.
+
+        Raises:
+            ValueError: more rows than there is room for.
+        """
+        if len(keys) > self.room:
+            raise ValueError(f"{len(keys)} rows, room for {self.room} of {self.context}")
+        start, end = self.length, self.length + len(keys)
+        self._stored = self._stored[:start]
+        self._reserve(layer, end)
+        all_keys, all_values = self._keys_values[layer]
+        all_keys[start:end] = keys
+        all_values[start:end] = values
+        return all_keys[:end], all_values[:end]
+
+    def advance(
+        self, tokens: Sequence[int], *, recurrent: Sequence[Tensor], conv: Sequence[Tensor]
+    ) -> None:
+        """Commits `tokens`, whose keys and values were appended.
+
+        `recurrent` and `conv` are the states after them, per GDN layer.
+        """
+        committed = Committed((*self.committed.tokens, *tokens), tuple(recurrent), tuple(conv))
+        self._stored = committed.tokens
+        self.committed = committed
+
+    def checkpoint(self) -> Committed:
+        """Keeps this point among the last few, in host memory, for `rewind` and `reuse`."""
+        kept = self.committed.to(torch.device("cpu"))
+        self._checkpoints.append(kept)
+        return kept
+
+    def rewind(self, checkpoint: Committed) -> None:
+        """Goes back, or forward again, to a point of this sequence.
+
+        Raises:
+            ValueError: its keys and values have been overwritten since.
+        """
+        if not self._restorable(checkpoint):
+            raise ValueError(
+                f"the state after {len(checkpoint.tokens)} tokens has been overwritten"
+            )
+        self.committed = checkpoint.to(self.device)
+
+    def reuse(self, prompt_ids: Sequence[int]) -> int:
+        """Goes to the longest known point that `prompt_ids` continues by at least one token.
+
+        Returns:
+            How many tokens of the prompt are committed now; 0 after a reset.
+        """
+        prompt = tuple(prompt_ids)
+        points = [
+            point
+            for point in (*self._checkpoints, self.committed)
+            if len(point.tokens) < len(prompt)
+            and point.tokens == prompt[: len(point.tokens)]
+            and self._restorable(point)
+        ]
+        if points:
+            self.committed = max(points, key=lambda point: len(point.tokens)).to(self.device)
+        else:
+            self.committed = self._nothing()
+        return self.length
+
+    def reset(self) -> None:
+        """Forgets everything, checkpoints included; keeps the buffers."""
+        self._checkpoints.clear()
+        self._stored = ()
+        self.committed = self._nothing()
+
+    @property
+    def nbytes(self) -> StateBytes:
+        """What this state occupies; tensors that a checkpoint shares with it count once."""
+        own = {id(x) for x in (*self.committed.recurrent, *self.committed.conv)}
+        kept = {id(x): x for point in self._checkpoints for x in (*point.recurrent, *point.conv)}
+        return StateBytes(
+            keys_values=sum(x.nbytes for pair in self._keys_values.values() for x in pair),
+            recurrent=sum(x.nbytes for x in self.committed.recurrent),
+            conv=sum(x.nbytes for x in self.committed.conv),
+            checkpoints=sum(x.nbytes for key, x in kept.items() if key not in own),
+        )
+
+    def _restorable(self, point: Committed) -> bool:
+        return point.tokens == self._stored[: len(point.tokens)]
+
+    def _reserve(self, layer: int, rows: int) -> None:
+        """Makes a layer's buffers at least `rows` long: doubled, up to the context."""
+        keys, values = self._keys_values[layer]
+        if rows <= len(keys):
+            return
+        capacity = min(max(rows, 2 * len(keys), FIRST_ROWS), self.context)
+        self._keys_values[layer] = (self._grown(keys, capacity), self._grown(values, capacity))
+
+    def _grown(self, buffer: Tensor, capacity: int) -> Tensor:
+        grown = buffer.new_empty(capacity, *self._empty[1:])
+        grown[: self.length] = buffer[: self.length]
+        return grown
+
+    def _nothing(self) -> Committed:
+        """The state of an empty sequence: zeros."""
+        config = self._config
+        gdn_layers = config.num_hidden_layers - len(self._keys_values)
+        recurrent = torch.zeros(
+            config.linear_num_value_heads,
+            config.linear_key_head_dim,
+            config.linear_value_head_dim,
+            device=self.device,
+        )
+        conv = torch.zeros(config.linear_conv_kernel_dim - 1, config.qkv_dim, device=self.device)
+        return Committed((), (recurrent,) * gdn_layers, (conv,) * gdn_layers)

@@ -1,0 +1,1 @@
+"""The Clover model: a page of mathematics per file."""

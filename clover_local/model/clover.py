@@ -1,0 +1,210 @@
+"""The Clover model: one stack of layers, run in two ways.
+
+A commit is causal, predicts the next token, and advances the state. A preview is bidirectional
+within one block, predicts in place, and reads the state only.
+"""
+
+from collections.abc import Callable, MutableMapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from clover_local.cache import SequenceState
+from clover_local.config import ModelConfig
+from clover_local.experts import Experts
+from clover_local.kernels import dispatch
+from clover_local.model.attention import Angles, Attention
+from clover_local.model.gated_delta_net import GatedDeltaNet, take_diffusion
+from clover_local.model.linear import Linear
+from clover_local.model.moe import MoE, MoEOutput
+
+
+@dataclass(frozen=True, eq=False)
+class PassOutput:
+    """What a pass over T rows returns; `rows` are T, or fewer where fewer logits were asked for."""
+
+    logits: Tensor  # [rows, V] float32
+    expert_ids: tuple[Tensor, ...]  # per layer [T, A]: -1 where a row used fewer than A experts
+    coreset_masks: tuple[Tensor, ...] = ()  # previews with coresets: per layer [E] bool
+
+    @property
+    def coresets(self) -> tuple[Tensor, ...]:
+        """Per layer the experts that the block could use, ascending ids. Waits for the device."""
+        return tuple(mask.nonzero()[:, 0] for mask in self.coreset_masks)
+
+
+@dataclass(frozen=True, eq=False)
+class Layer:
+    """h = h + mixer(norm(h)); h = h + moe(norm(h))."""
+
+    input_layernorm: Tensor  # [D] float32
+    mixer: Attention | GatedDeltaNet
+    post_attention_layernorm: Tensor  # [D] float32
+    moe: MoE
+
+
+class Clover:
+    """A Clover model on one device."""
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        parameters: MutableMapping[str, Tensor],
+        *,
+        experts: Experts,
+        device: torch.device | str,
+        dtype: torch.dtype,
+    ) -> None:
+        """Takes every parameter out of `parameters`, so that no weight stays in memory twice.
+
+        Args:
+            parameters: by checkpoint name without prefix, without the routed experts;
+            `lm_head.weight` may
+                be absent when the embeddings are tied.
+            experts: runs the routed experts.
+            dtype: of weights and hidden states. Norms, router and the small GDN tensors may come in
+                float32 as well; they, GDN state, softmax and logits are float32 in any case.
+
+        Raises:
+            ValueError: a parameter is missing or left over, or the embedding is not `dtype`.
+        """
+        dispatch.check_choice()
+        self.config = config
+        self.device = torch.device(device)
+        self.dtype = dtype
+        self.can_preview = any(name.endswith("conv_right_weight") for name in parameters)
+
+        def take(name: str) -> Tensor:
+            if name not in parameters:
+                raise ValueError(f"parameter {name} is missing")
+            return parameters.pop(name).to(self.device)
+
+        self.embedding = take("embed_tokens.weight")
+        if self.embedding.dtype != dtype:
+            raise ValueError(f"the embedding is {self.embedding.dtype}, the model {dtype}")
+        self.norm = take("norm.weight").float()
+        self.lm_head = Linear(take("lm_head.weight"))
+        self.layers = [
+            self._layer(layer, take, experts=experts) for layer in range(config.num_hidden_layers)
+        ]
+        if parameters:
+            raise ValueError(f"parameters left over: {', '.join(sorted(parameters))}")
+
+    def commit(
+        self,
+        tokens: Tensor | Sequence[int],
+        state: SequenceState,
+        *,
+        logits: Literal["all", "last", "none"] = "last",
+    ) -> PassOutput:
+        """Runs `tokens` causally behind what `state` holds, and commits them.
+
+        Row r of the logits predicts token r + 1.
+
+        An exception, KeyboardInterrupt included, leaves `state` as it was.
+
+        Raises:
+            ValueError: no tokens, more than fit, or an id outside the vocabulary.
+        """
+        ids = self._checked(tokens, state)
+        recurrent: list[Tensor] = []
+        conv: list[Tensor] = []
+        expert_ids: list[Tensor] = []
+        with torch.inference_mode():
+            h, angles = self._start(ids, state)
+            for layer in self.layers:
+                x = self._normed(h, layer.input_layernorm)
+                if isinstance(layer.mixer, Attention):
+                    mixed = layer.mixer.commit(x, state, angles=angles)
+                else:
+                    gdn = len(recurrent)
+                    mixed, recurrent_state, conv_state = layer.mixer.commit(
+                        x, state.committed.recurrent[gdn], conv_state=state.committed.conv[gdn]
+                    )
+                    recurrent.append(recurrent_state)
+                    conv.append(conv_state)
+                h = h + mixed
+                out = layer.moe.commit(self._normed(h, layer.post_attention_layernorm))
+                h = h + out.hidden_states
+                expert_ids.append(out.expert_ids)
+            wanted = {"all": h, "last": h[-1:], "none": h[:0]}[logits]
+            output = PassOutput(self._logits(wanted), tuple(expert_ids))
+        state.advance(ids, recurrent=recurrent, conv=conv)
+        return output
+
+    def preview(self, block: Tensor | Sequence[int], state: SequenceState) -> PassOutput:
+        """Runs a block, MASK in its unresolved rows, behind what `state` holds.
+
+        Row r of the logits predicts the token at row r. `state` stays as it is, bit for bit.
+
+        Raises:
+            ValueError: no tokens, more than fit, an id outside the vocabulary, or a model that has
+                no diffusion tensors.
+        """
+        ids = self._checked(block, state)
+        outputs: list[MoEOutput] = []
+        gdn = 0
+        with torch.inference_mode():
+            h, angles = self._start(ids, state)
+            for layer in self.layers:
+                x = self._normed(h, layer.input_layernorm)
+                if isinstance(layer.mixer, Attention):
+                    h = h + layer.mixer.preview(x, state, angles=angles)
+                else:
+                    h = h + layer.mixer.preview(
+                        x, state.committed.recurrent[gdn], conv_state=state.committed.conv[gdn]
+                    )
+                    gdn += 1
+                outputs.append(layer.moe.preview(self._normed(h, layer.post_attention_layernorm)))
+                h = h + outputs[-1].hidden_states
+            return PassOutput(
+                self._logits(h),
+                tuple(out.expert_ids for out in outputs),
+                tuple(out.coreset for out in outputs if out.coreset is not None),
+            )
+
+    def _layer(self, layer: int, take: Callable[[str], Tensor], *, experts: Experts) -> Layer:
+        def within(part: str) -> Callable[[str], Tensor]:
+            return lambda name: take(f"layers.{layer}.{part}{name}")
+
+        mixer: Attention | GatedDeltaNet
+        if self.config.is_attention(layer):
+            mixer = Attention(self.config, within("self_attn."), layer=layer)
+        else:
+            gdn = within("linear_attn.")
+            mixer = GatedDeltaNet(
+                self.config, gdn, diffusion=take_diffusion(gdn) if self.can_preview else None
+            )
+        return Layer(
+            input_layernorm=within("input_layernorm.")("weight").float(),
+            mixer=mixer,
+            post_attention_layernorm=within("post_attention_layernorm.")("weight").float(),
+            moe=MoE(self.config, within("mlp."), layer=layer, experts=experts),
+        )
+
+    def _checked(self, tokens: Tensor | Sequence[int], state: SequenceState) -> list[int]:
+        ids = tokens.tolist() if isinstance(tokens, Tensor) else list(tokens)
+        if not 1 <= len(ids) <= state.room:
+            raise ValueError(f"{len(ids)} tokens for a pass, room for 1 to {state.room}")
+        for token in ids:
+            if not 0 <= token < self.config.vocab_size:
+                raise ValueError(f"token id {token}, vocab_size is {self.config.vocab_size}")
+        return ids
+
+    def _start(self, ids: list[int], state: SequenceState) -> tuple[Tensor, Angles]:
+        """The embedded rows [T, D] and their rotary angles."""
+        h = F.embedding(torch.tensor(ids, device=self.device), self.embedding)
+        positions = torch.arange(state.length, state.length + len(ids), device=self.device)
+        cos, sin = dispatch.rotary_angles(
+            positions, theta=self.config.rope_theta, rotary_dim=self.config.rotary_dim
+        )
+        return h, Angles(cos, sin)
+
+    def _normed(self, h: Tensor, weight: Tensor) -> Tensor:
+        return dispatch.rms_norm(h, weight, eps=self.config.rms_norm_eps)
+
+    def _logits(self, h: Tensor) -> Tensor:
+        return self.lm_head(self._normed(h, self.norm)).float()

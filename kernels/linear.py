@@ -1,0 +1,39 @@
+"""y[M, N] = x[M, K] @ weight[N, K].T, and the layout of `weight` that makes it fast.
+
+On a CPU a pass has 1 to 32 rows, so a product costs what reading its weight costs; the BLAS behind
+`F.linear` needs two to five times that for 1 to 8 rows, and rounds a row differently with the
+number of rows beside it. oneDNN's kernels over a weight that was blocked once at load come close to
+the read, and give a row the same bits in any company of two or more rows.
+"""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+BLOCKED_ELEMENTS = 1 << 18
+"""Smaller weights stay plain: there the 10 microseconds that oneDNN takes to start weigh more."""
+
+
+def blocked_weight(weight: Tensor) -> Tensor:
+    """`weight` [N, K] in the layout that `linear` runs fastest on: a copy, or the tensor itself.
+
+    A blocked weight is opaque (`weight.is_mkldnn`): it has a shape, but nothing reads its elements.
+    """
+    suits = (
+        weight.device.type == "cpu"
+        and weight.dtype == torch.float32
+        and weight.numel() >= BLOCKED_ELEMENTS
+        and torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
+    )
+    if not suits:
+        return weight
+    blocked: Tensor = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), None)
+    return blocked
+
+
+def linear(x: Tensor, weight: Tensor) -> Tensor:
+    """`x` [M, K] times `weight` [N, K] transposed, plain or from `blocked_weight`: [M, N]."""
+    if not weight.is_mkldnn:
+        return F.linear(x, weight)
+    product: Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, None, "none", [], "")
+    return product

@@ -1,0 +1,122 @@
+"""The delta rule: its definition against the formula, the chunkwise form against the definition."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+from clover_local.kernels.gated_delta_commit import (
+    causal_conv,
+    gated_delta_chunked,
+    gated_delta_recurrent,
+)
+from clover_local.kernels.norms import l2_norm
+
+Rule = Callable[..., tuple[Tensor, Tensor]]
+
+H_K, H_V, DK, DV = 2, 6, 12, 20
+
+
+def inputs(rows: int, *, seed: int = 0) -> dict[str, Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+
+    def normal(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=generator)
+
+    return {
+        "q": l2_norm(normal(rows, H_K, DK)),
+        "k": l2_norm(normal(rows, H_K, DK)),
+        "v": normal(rows, H_V, DV),
+        "g": -(normal(rows, H_V) * 2).exp(),
+        "beta": normal(rows, H_V).sigmoid(),
+        "state": normal(H_V, DK, DV),
+    }
+
+
+def formula(x: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
+    """The rule as written down, in float64, head by head and row by row."""
+    q, k, v, g, beta, state = (x[n].double() for n in ("q", "k", "v", "g", "beta", "state"))
+    state, out = state.clone(), torch.zeros_like(v)
+    for h in range(H_V):
+        key_head = h // (H_V // H_K)
+        for t in range(len(q)):
+            state[h] *= g[t, h].exp()
+            seen = state[h].T @ k[t, key_head]
+            state[h] += torch.outer(k[t, key_head], beta[t, h] * (v[t, h] - seen))
+            out[t, h] = state[h].T @ (q[t, key_head] / DK**0.5)
+    return out.float(), state.float()
+
+
+def chunked(
+    q: Tensor, k: Tensor, *, v: Tensor, g: Tensor, beta: Tensor, state: Tensor
+) -> tuple[Tensor, Tensor]:
+    return gated_delta_chunked(q, k, v=v, g=g, beta=beta, state=state, chunk_size=64)
+
+
+def test_recurrent_form_is_the_formula() -> None:
+    x = inputs(9)
+    torch.testing.assert_close(gated_delta_recurrent(**x), formula(x), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("chunk_size", [5, 32, 64])
+@pytest.mark.parametrize("rows", [1, 2, 31, 32, 33, 64, 150])
+def test_chunked_form_equals_the_recurrent_one(rows: int, chunk_size: int) -> None:
+    x = inputs(rows, seed=rows)
+    out = gated_delta_chunked(
+        x["q"],
+        x["k"],
+        v=x["v"],
+        g=x["g"],
+        beta=x["beta"],
+        state=x["state"],
+        chunk_size=chunk_size,
+    )
+    torch.testing.assert_close(out, gated_delta_recurrent(**x), rtol=1e-5, atol=1e-5)
+
+
+def test_chunked_form_is_stable_when_one_key_repeats() -> None:
+    x = inputs(64)
+    x["k"] = x["k"][:1].expand(64, -1, -1)
+    x["g"] = torch.full_like(x["g"], -1e-4)
+    x["beta"] = torch.full_like(x["beta"], 0.999)
+    torch.testing.assert_close(chunked(**x), formula(x), rtol=1e-4, atol=1e-4)
+
+
+def test_chunked_form_keeps_its_digits_behind_a_row_that_forgets_everything() -> None:
+    x = inputs(64)
+    x["g"] = torch.full_like(x["g"], -1e-3)
+    x["g"][7] = -5000.0
+    torch.testing.assert_close(chunked(**x), formula(x), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("rule", [gated_delta_recurrent, chunked])
+def test_given_state_stays_as_it_was(rule: Rule) -> None:
+    x = inputs(3)
+    before = x["state"].clone()
+    _, after = rule(**x)
+    assert torch.equal(x["state"], before)
+    assert not torch.equal(after, before)
+
+
+def test_causal_conv_is_the_formula() -> None:
+    torch.manual_seed(6)
+    qkv, before, taps = torch.randn(5, 7), torch.randn(3, 7), torch.randn(4, 7)
+    rows = torch.cat([before, qkv]).double()
+    y, after = causal_conv(qkv, before, taps=taps)
+    for t in range(5):
+        z = (rows[t : t + 4] * taps.double()).sum(0)
+        torch.testing.assert_close(y[t], (z * torch.sigmoid(z)).float())
+    assert torch.equal(after, qkv[-3:])
+
+
+def test_causal_conv_in_pieces_equals_one_piece() -> None:
+    torch.manual_seed(7)
+    qkv, state, taps = torch.randn(9, 7), torch.randn(3, 7), torch.randn(4, 7)
+    whole, end = causal_conv(qkv, state, taps=taps)
+    pieces = []
+    for piece in torch.split(qkv, [1, 2, 6]):
+        y, state = causal_conv(piece, state, taps=taps)
+        pieces.append(y)
+    torch.testing.assert_close(torch.cat(pieces), whole)
+    assert torch.equal(state, end)

@@ -1,0 +1,199 @@
+"""The state of a sequence: appending, publishing, going back."""
+
+from collections.abc import Sequence
+
+import pytest
+import torch
+from torch import Tensor
+
+from clover_local.cache import CHECKPOINTS, FIRST_ROWS, Committed, SequenceState
+from clover_local.config import ModelConfig
+
+LAYER = 3  # the golden config's attention layer
+
+
+@pytest.fixture
+def state(golden_config: ModelConfig) -> SequenceState:
+    return SequenceState(golden_config, context=600, device="cpu", dtype=torch.float32)
+
+
+def rows_of(state: SequenceState, tokens: Sequence[int]) -> Tensor:
+    """Keys that tell which token made them."""
+    heads, size = state.keys_values(LAYER)[0].shape[1:]
+    return torch.tensor(tokens, dtype=torch.float32)[:, None, None].expand(-1, heads, size)
+
+
+def commit(state: SequenceState, *tokens: int) -> None:
+    """What a model's commit does, with states that count tokens."""
+    rows = rows_of(state, tokens)
+    state.append(LAYER, rows, values=-rows)
+    now = state.committed
+    state.advance(
+        tokens,
+        recurrent=[x + len(tokens) for x in now.recurrent],
+        conv=[x - len(tokens) for x in now.conv],
+    )
+
+
+def assert_holds(state: SequenceState, *tokens: int) -> None:
+    assert state.committed.tokens == tokens
+    assert state.length == len(tokens)
+    keys, values = state.keys_values(LAYER)
+    assert torch.equal(keys, rows_of(state, tokens))
+    assert torch.equal(values, -rows_of(state, tokens))
+    assert all((x == len(tokens)).all() for x in state.committed.recurrent)
+    assert all((x == -len(tokens)).all() for x in state.committed.conv)
+
+
+def test_new_state_holds_nothing_but_zeros(state: SequenceState) -> None:
+    assert_holds(state)
+    assert [x.shape for x in state.committed.recurrent] == [(4, 32, 32)] * 3
+    assert [x.shape for x in state.committed.conv] == [(3, 256)] * 3
+    assert state.room == 600
+
+
+@pytest.mark.parametrize("context", [0, -1, 131_073])
+def test_context_beyond_the_model_is_refused(context: int, golden_config: ModelConfig) -> None:
+    with pytest.raises(ValueError, match=f"context {context}.*131072"):
+        SequenceState(golden_config, context=context, device="cpu", dtype=torch.float32)
+
+
+def test_commits_follow_each_other(state: SequenceState) -> None:
+    commit(state, 5, 6)
+    commit(state, 7)
+    assert_holds(state, 5, 6, 7)
+    assert state.room == 597
+
+
+def test_buffers_grow_up_to_the_context(state: SequenceState) -> None:
+    tokens = [t % 97 for t in range(600)]
+    for start in range(0, 600, 100):
+        commit(state, *tokens[start : start + 100])
+    assert_holds(state, *tokens)
+    row_bytes = state.keys_values(LAYER)[0][0].nbytes
+    assert state.nbytes.keys_values == 2 * 600 * row_bytes
+
+
+def test_more_rows_than_room_are_refused_with_both_numbers(state: SequenceState) -> None:
+    commit(state, *range(590))
+    with pytest.raises(ValueError, match="11 rows, room for 10"):
+        commit(state, *range(11))
+    assert_holds(state, *range(590))
+
+
+def test_appended_rows_count_only_after_advance(state: SequenceState) -> None:
+    commit(state, 1, 2)
+    rows = rows_of(state, [8, 9])
+    keys, values = state.append(LAYER, rows, values=-rows)
+    assert torch.equal(keys, rows_of(state, [1, 2, 8, 9]))
+    assert torch.equal(values, -rows_of(state, [1, 2, 8, 9]))
+    assert_holds(state, 1, 2)
+    commit(state, 3)
+    assert_holds(state, 1, 2, 3)
+
+
+def test_rewind_goes_back_and_forward_again(state: SequenceState) -> None:
+    commit(state, 1, 2)
+    early = state.checkpoint()
+    commit(state, 3)
+    late = state.checkpoint()
+    state.rewind(early)
+    assert_holds(state, 1, 2)
+    state.rewind(late)
+    assert_holds(state, 1, 2, 3)
+
+
+def test_overwritten_point_cannot_be_restored(state: SequenceState) -> None:
+    commit(state, 1, 2)
+    early = state.checkpoint()
+    commit(state, 3, 4)
+    late = state.checkpoint()
+    state.rewind(early)
+    commit(state, 5)
+    with pytest.raises(ValueError, match="after 4 tokens"):
+        state.rewind(late)
+    assert_holds(state, 1, 2, 5)
+    state.rewind(early)
+    assert_holds(state, 1, 2)
+
+
+def test_rows_of_a_commit_that_failed_overwrite_too(state: SequenceState) -> None:
+    commit(state, 1, 2)
+    early = state.checkpoint()
+    commit(state, 3, 4)
+    late = state.checkpoint()
+    state.rewind(early)
+    rows = rows_of(state, [9])
+    state.append(LAYER, rows, values=-rows)
+    with pytest.raises(ValueError, match="after 4 tokens"):
+        state.rewind(late)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "length"),
+    [
+        ([1, 2, 3, 4, 5], 4),  # continues the present
+        ([1, 2, 3, 4], 2),  # the present would leave nothing to commit
+        ([1, 2, 9, 4, 5], 2),  # differs behind the checkpoint
+        ([1, 2], 0),  # the checkpoint would leave nothing to commit
+        ([2, 1, 3], 0),
+        ([], 0),
+    ],
+)
+def test_reuse_goes_to_the_longest_point_before_the_prompts_end(
+    state: SequenceState, prompt: list[int], length: int
+) -> None:
+    commit(state, 1, 2)
+    state.checkpoint()
+    commit(state, 3, 4)
+    assert state.reuse(prompt) == length
+    assert_holds(state, *prompt[:length])
+
+
+def test_reuse_may_go_forward_to_a_longer_checkpoint(state: SequenceState) -> None:
+    commit(state, 1)
+    early = state.checkpoint()
+    commit(state, 2, 3)
+    state.checkpoint()
+    state.rewind(early)
+    assert state.reuse([1, 2, 3, 4]) == 3
+    assert_holds(state, 1, 2, 3)
+
+
+def test_only_the_last_checkpoints_are_kept(state: SequenceState) -> None:
+    for token in range(CHECKPOINTS + 1):
+        commit(state, token)
+        state.checkpoint()
+    commit(state, 99)
+    assert state.reuse([0, 1, 98]) == 2
+    assert state.reuse([0, 98]) == 0
+
+
+def test_reset_forgets_checkpoints_too(state: SequenceState) -> None:
+    commit(state, 1, 2)
+    point = state.checkpoint()
+    state.reset()
+    assert_holds(state)
+    with pytest.raises(ValueError, match="after 2 tokens"):
+        state.rewind(point)
+    assert state.reuse([1, 2, 3]) == 0
+
+
+def test_checkpoint_is_not_touched_by_later_commits(state: SequenceState) -> None:
+    commit(state, 1, 2)
+    point = state.checkpoint()
+    commit(state, 3)
+    assert isinstance(point, Committed)
+    assert all((x == 2).all() for x in point.recurrent)
+
+
+def test_bytes_count_buffers_states_and_checkpoints_once(state: SequenceState) -> None:
+    commit(state, 1)
+    state.checkpoint()
+    shared = state.nbytes
+    assert shared.recurrent == 3 * 4 * 32 * 32 * 4
+    assert shared.conv == 3 * 3 * 256 * 4
+    assert shared.keys_values == 2 * FIRST_ROWS * 2 * 32 * 4
+    assert shared.checkpoints == 0
+    commit(state, 2)
+    assert state.nbytes.checkpoints == shared.recurrent + shared.conv
