@@ -1,0 +1,1 @@
+"""Modes, controls, randomness, traces: what happens between two forward passes."""

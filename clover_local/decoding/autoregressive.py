@@ -1,0 +1,42 @@
+"""`ar`: causal decoding, one token a forward, with the same controls and pick as every mode."""
+
+import time
+from collections.abc import Iterator
+
+from clover_local.decoding.events import BlockCommitted, Event
+from clover_local.decoding.result import EmittedToken
+from clover_local.decoding.run import Run
+
+
+class Autoregressive:
+    """One token a call. The last emitted token stays pending: the next forward commits it."""
+
+    starts_from_logits = True
+
+    def block(self, run: Run) -> Iterator[Event]:
+        """Commits the pending token and emits the token that follows it."""
+        if run.stop_requested():
+            return
+        run.commit_pending(logits=True)
+        if run.next_logits is None:
+            raise RuntimeError("ar has no logits of the last committed token to start from")
+        began = time.perf_counter()
+        index, start = len(run.tokens), run.state.length
+        statistics, controls = run.pick(run.next_logits, rows=[0])
+        token, confidence = int(statistics.token), float(statistics.confidence)
+        seconds = time.perf_counter() - began
+        run.clock.commit_seconds += seconds
+        run.trace_pass(
+            statistics,
+            controls,
+            block_before=(),
+            rows=[0],
+            reasons=("next_token",),
+            pass_number=0,
+            output=None,
+            milliseconds=1000 * seconds,
+        )
+        run.emit([EmittedToken(token, confidence, 0, index, "ar")])
+        run.pending = token
+        run.close_at_context_end()
+        yield BlockCommitted(index, start, (token,))

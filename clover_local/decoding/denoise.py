@@ -1,0 +1,103 @@
+"""`denoise`: previews of a block of masks until no mask is left, then one commit.
+
+This is the release's own procedure, the one the model was evaluated with.
+"""
+
+import time
+from collections.abc import Iterator
+
+from clover_local.decoding.events import BlockCommitted, Event, PassDone
+from clover_local.decoding.result import Block, EmittedToken, Fixed
+from clover_local.decoding.run import Run, emitted_length
+from clover_local.decoding.threshold import threshold
+
+
+class Denoise:
+    """One block a call."""
+
+    starts_from_logits = False
+
+    def block(self, run: Run) -> Iterator[Event]:
+        """Resolves one block, commits what is emitted of it, then emits it.
+
+        Commit comes first: whatever a listener has seen as emitted is in the state.
+        """
+        run.commit_pending(logits=False)
+        start, index = run.state.length, len(run.blocks)
+        mask = run.settings.mask_token_id
+        # All `block_size` rows even where max_new_tokens is nearer: the model knows such blocks.
+        block = [mask] * min(run.model.config.block_size, run.room)
+        passes: list[tuple[Fixed, ...]] = []
+        while mask in block:
+            if run.stop_requested():
+                return
+            began = time.perf_counter()
+            passes.append(one_pass(run, block, pass_number=len(passes)))
+            milliseconds = 1000 * (time.perf_counter() - began)
+            yield PassDone(index, start, len(passes) - 1, tuple(block), passes[-1], milliseconds)
+        if run.stop_requested():
+            return
+        length = emitted_length(
+            block,
+            stop_ids=run.settings.stop_ids,
+            allowed=run.settings.max_new_tokens - len(run.tokens),
+        )
+        run.commit(block[:length], logits=False)
+        run.blocks.append(Block(start, tuple(block[:length]), tuple(passes)))
+        run.emit(_emitted(passes, length=length, block=index))
+        run.close_at_context_end()
+        yield BlockCommitted(index, start, tuple(block[:length]))
+
+
+def one_pass(run: Run, block: list[int], *, pass_number: int) -> tuple[Fixed, ...]:
+    """One preview; writes the accepted tokens into `block` and returns them.
+
+    Raises:
+        RuntimeError: the rule accepted no row, which would never end.
+    """
+    began = time.perf_counter()
+    before = tuple(block)
+    masked = [row for row, token in enumerate(block) if token == run.settings.mask_token_id]
+    output = run.preview(block)
+    statistics, controls = run.pick(
+        output.logits, rows=masked, pass_number=pass_number, visible=block
+    )
+    accepted = threshold(statistics, threshold=run.settings.threshold)
+    fixed = tuple(
+        Fixed(row, token, confidence)
+        for row, token, confidence, accept in zip(
+            masked,
+            statistics.token.tolist(),
+            statistics.confidence.tolist(),
+            accepted.accept.tolist(),
+            strict=True,
+        )
+        if accept
+    )
+    if not fixed:
+        raise RuntimeError(f"pass {pass_number} fixed none of {len(masked)} masked rows")
+    for row in fixed:
+        block[row.row] = row.token
+    seconds = time.perf_counter() - began
+    run.clock.preview_seconds += seconds
+    run.trace_pass(
+        statistics,
+        controls,
+        block_before=before,
+        rows=masked,
+        reasons=accepted.reasons,
+        pass_number=pass_number,
+        output=output,
+        milliseconds=1000 * seconds,
+    )
+    return fixed
+
+
+def _emitted(passes: list[tuple[Fixed, ...]], *, length: int, block: int) -> list[EmittedToken]:
+    """The first `length` rows of a resolved block, in order."""
+    rows = [
+        (fixed.row, EmittedToken(fixed.token, fixed.confidence, number, block, "denoise"))
+        for number, of_pass in enumerate(passes)
+        for fixed in of_pass
+    ]
+    return [token for row, token in sorted(rows, key=lambda item: item[0]) if row < length]

@@ -1,0 +1,52 @@
+"""What a run reports while it works: the command line, a server and tests all read these."""
+
+from dataclasses import dataclass
+
+from clover_local.decoding.result import Fixed, GenerationResult
+
+
+@dataclass(frozen=True)
+class PromptProgress:
+    """A chunk of the prompt is committed."""
+
+    committed: int  # prompt tokens in the state by now, reused ones included
+    total: int
+
+
+@dataclass(frozen=True)
+class PromptCommitted:
+    """The whole prompt is committed; the answer begins."""
+
+    prompt_tokens: int
+    reused_tokens: int
+
+
+@dataclass(frozen=True)
+class PassDone:
+    """One preview over the active block is done; nothing of it is committed yet."""
+
+    block: int  # from 0
+    start: int  # committed length: the position of row 0
+    pass_number: int  # from 0
+    tokens: tuple[int, ...]  # the block after this pass; MASK where a row is still open
+    fixed: tuple[Fixed, ...]  # rows of this pass, ascending
+    milliseconds: float
+
+
+@dataclass(frozen=True)
+class BlockCommitted:
+    """Tokens are emitted. In `ar` it is one, which the next forward, or the next turn, commits."""
+
+    block: int
+    start: int
+    tokens: tuple[int, ...]  # a stop token may be the last
+
+
+@dataclass(frozen=True)
+class Finished:
+    """The last event of a run that was not interrupted."""
+
+    result: GenerationResult
+
+
+Event = PromptProgress | PromptCommitted | PassDone | BlockCommitted | Finished

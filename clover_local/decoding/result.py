@@ -1,0 +1,113 @@
+"""What a run returns, and its stable JSON (spec: interface)."""
+
+import sys
+from dataclasses import asdict, dataclass
+
+
+@dataclass(frozen=True)
+class Fixed:
+    """A row that left the mask in one pass."""
+
+    row: int  # in the block, from 0
+    token: int
+    confidence: float
+
+
+@dataclass(frozen=True)
+class EmittedToken:
+    """One token of the answer and how it came about."""
+
+    token: int
+    confidence: float
+    pass_number: int  # in its block, from 0
+    block: int  # from 0; the token's own place in modes without blocks
+    mode: str
+
+
+@dataclass(frozen=True)
+class Block:
+    """One denoised block."""
+
+    start: int  # committed length when it began: prompt and answer before it
+    tokens: tuple[int, ...]  # what was emitted of it
+    passes: tuple[tuple[Fixed, ...], ...]  # per pass the rows it fixed, ascending
+
+    def to_json(self) -> dict[str, object]:
+        """The entry of `blocks` in `generate --json`."""
+        fixed = [[[f.row, f.token, f.confidence] for f in rows] for rows in self.passes]
+        return {
+            "start": self.start,
+            "tokens": list(self.tokens),
+            "passes": len(self.passes),
+            "fixed": fixed,
+        }
+
+
+@dataclass(frozen=True)
+class Stats:
+    """Speed and counts of one run; None where there was nothing to measure.
+
+    Forwards and commits are those of the answer, without the prompt's.
+    """
+
+    forwards: int
+    previews: int
+    commits: int
+    tokens_per_forward: float | None
+    tokens_per_preview: float | None
+    ms_per_preview: float | None
+    ms_per_commit: float | None
+    prompt_tokens_per_second: float | None
+    tokens_per_second: float | None
+    distinct_experts_per_layer: float | None  # mean over previews and layers
+    hit_rate: float  # share of expert uses that found the expert on the device
+    bytes_from_host: int
+    device_peak_bytes: int | None
+    host_peak_bytes: int | None
+
+
+@dataclass(frozen=True)
+class GenerationResult:
+    """One answer. `finish_reason`: stop, length, context or cancelled."""
+
+    tokens: tuple[EmittedToken, ...]
+    prompt_tokens: int
+    reused_tokens: int  # of the prompt, already committed by an earlier turn
+    finish_reason: str
+    mode: str
+    blocks: tuple[Block, ...]
+    stats: Stats
+
+    @property
+    def token_ids(self) -> tuple[int, ...]:
+        """The answer's ids, the stop token included."""
+        return tuple(token.token for token in self.tokens)
+
+    @property
+    def text_ids(self) -> tuple[int, ...]:
+        """The ids that make up the text: without the stop token."""
+        return self.token_ids[:-1] if self.finish_reason == "stop" else self.token_ids
+
+    def to_json(self, *, text: str) -> dict[str, object]:
+        """The object that `generate --json` prints; `text` is `text_ids` decoded."""
+        return {
+            "text": text,
+            "token_ids": list(self.token_ids),
+            "prompt_tokens": self.prompt_tokens,
+            "finish_reason": self.finish_reason,
+            "mode": self.mode,
+            "blocks": [block.to_json() for block in self.blocks],
+            "rounds": [],  # rounds belong to a mode this version does not have
+            "confidence": [token.confidence for token in self.tokens],
+            "stats": asdict(self.stats),
+        }
+
+
+def host_peak_bytes() -> int | None:
+    """The most memory this process has held, in bytes; None where the system does not say."""
+    try:
+        import resource  # not on Windows
+    except ImportError:
+        return None
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024

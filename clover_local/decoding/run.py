@@ -1,0 +1,295 @@
+"""One run in progress: the forwards of a decoding mode, and the book-keeping that all modes share.
+
+Between two forwards every emitted token is committed, except at most one `pending` token. A mode
+(`denoise.py`, `autoregressive.py`) decides which forwards to make; only this file touches model,
+state, response history, clock and trace, so modes can follow each other at any boundary.
+"""
+
+import time
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from typing import Literal, Protocol
+
+import torch
+from torch import Tensor
+
+from clover_local.cache import SequenceState
+from clover_local.config import ModelConfig
+from clover_local.decoding.controls import Controls, ResponseControls
+from clover_local.decoding.events import Event
+from clover_local.decoding.pick import RowStatistics, pick
+from clover_local.decoding.result import (
+    Block,
+    EmittedToken,
+    GenerationResult,
+    Stats,
+    host_peak_bytes,
+)
+from clover_local.decoding.settings import Settings
+from clover_local.decoding.trace import Trace, commit_record, end_record, pass_record
+
+
+class ForwardOutput(Protocol):
+    """What a forward returns (see `model.clover.PassOutput`)."""
+
+    @property
+    def logits(self) -> Tensor: ...
+    @property
+    def expert_ids(self) -> tuple[Tensor, ...]: ...
+    @property
+    def coresets(self) -> tuple[Tensor, ...]: ...
+
+
+class Model(Protocol):
+    """What decoding needs of a model (see `model.clover.Clover`)."""
+
+    @property
+    def config(self) -> ModelConfig: ...
+    @property
+    def can_preview(self) -> bool: ...
+    @property
+    def device(self) -> torch.device: ...
+    def commit(
+        self,
+        tokens: Sequence[int],
+        state: SequenceState,
+        *,
+        logits: Literal["all", "last", "none"] = "last",
+    ) -> ForwardOutput: ...
+    def preview(self, block: Sequence[int], state: SequenceState) -> ForwardOutput: ...
+
+
+class Mode(Protocol):
+    """A way to produce tokens. All modes share the committed state."""
+
+    @property
+    def starts_from_logits(self) -> bool:
+        """Whether it needs the logits of the last committed token to begin."""
+
+    def block(self, run: "Run") -> Iterator[Event]:
+        """Produces the next tokens: emits them, or sets `run.finish_reason`."""
+
+
+@dataclass
+class Clock:
+    """Counts and seconds of a run's forwards, the pick and its transfer included."""
+
+    prompt_tokens: int = 0
+    prompt_seconds: float = 0.0
+    previews: int = 0
+    preview_seconds: float = 0.0
+    commits: int = 0
+    commit_seconds: float = 0.0
+
+
+class Run:
+    """The state of one answer while it is made."""
+
+    def __init__(
+        self,
+        model: Model,
+        state: SequenceState,
+        settings: Settings,
+        *,
+        prompt_tokens: int,
+        trace: Trace | None = None,
+        should_stop: Callable[[], bool] | None = None,
+    ) -> None:
+        self.model = model
+        self.state = state
+        self.settings = settings
+        self.controls = ResponseControls(settings, device=model.device)
+        self.pending: int | None = None
+        """An emitted token that is not committed yet."""
+        self.next_logits: Tensor | None = None
+        """[1, V]: logits after the last committed token, where a commit was asked for them."""
+        self.finish_reason: str | None = None
+        self.result: GenerationResult | None = None
+        self.tokens: list[EmittedToken] = []
+        self.blocks: list[Block] = []
+        self.clock = Clock()
+        self.reused_tokens = 0
+        self._prompt_tokens = prompt_tokens
+        self._trace = trace
+        self._should_stop = should_stop
+        self._experts_used = torch.zeros((), dtype=torch.float64, device=model.device)
+
+    @property
+    def room(self) -> int:
+        """Tokens that still fit the context."""
+        return self.state.room - (self.pending is not None)
+
+    def stop_requested(self) -> bool:
+        """Whether the user wants to stop, asked between forwards: then the run is `cancelled`."""
+        if self._should_stop is not None and self._should_stop():
+            self.finish_reason = "cancelled"
+            return True
+        return False
+
+    def commit_prompt(self, tokens: Sequence[int], *, logits: bool) -> None:
+        """Commits a piece of the prompt."""
+        self.clock.prompt_seconds += self._commit(tokens, logits=logits, prompt=True)
+        self.clock.prompt_tokens += len(tokens)
+
+    def commit(self, tokens: Sequence[int], *, logits: bool) -> None:
+        """Commits emitted tokens; `logits` asks for `next_logits`."""
+        self.clock.commit_seconds += self._commit(tokens, logits=logits, prompt=False)
+        self.clock.commits += 1
+
+    def commit_pending(self, *, logits: bool) -> None:
+        """Commits the pending token, if there is one."""
+        if self.pending is not None:
+            self.commit([self.pending], logits=logits)
+            self.pending = None
+
+    def preview(self, block: Sequence[int]) -> ForwardOutput:
+        """One preview over the active block; the state stays as it is."""
+        output = self.model.preview(block, self.state)
+        self.clock.previews += 1
+        self._experts_used += distinct_experts(
+            output.expert_ids, num_experts=self.model.config.num_experts
+        )
+        return output
+
+    def pick(
+        self,
+        logits: Tensor,
+        *,
+        rows: Sequence[int],
+        pass_number: int = 0,
+        visible: Sequence[int] = (),
+    ) -> tuple[RowStatistics, Controls]:
+        """Tokens and statistics, in host memory, for `rows` of `logits` [B, V]; the controls used.
+
+        Row r stands at response position `emitted tokens + r + 1`.
+        """
+        positions = [self.controls.length + row + 1 for row in rows]
+        controls = self.controls.at(positions, visible=visible)
+        statistics = pick(
+            logits, controls, self.settings, rows=rows, positions=positions, pass_number=pass_number
+        )
+        return statistics.cpu(), controls
+
+    def emit(self, tokens: Sequence[EmittedToken]) -> None:
+        """Adds tokens to the answer and finds out whether it is complete."""
+        self.tokens += tokens
+        self.controls.add(token.token for token in tokens)
+        if tokens and tokens[-1].token in self.settings.stop_ids:
+            self.finish_reason = "stop"
+        elif len(self.tokens) >= self.settings.max_new_tokens:
+            self.finish_reason = "length"
+
+    def close_at_context_end(self) -> None:
+        """Ends the run where no further token fits."""
+        if self.finish_reason is None and self.room == 0:
+            self.finish_reason = "context"
+
+    def trace_pass(
+        self,
+        statistics: RowStatistics,
+        controls: Controls,
+        *,
+        block_before: Sequence[int],
+        rows: Sequence[int],
+        reasons: Sequence[str],
+        pass_number: int,
+        output: ForwardOutput | None,
+        milliseconds: float,
+    ) -> None:
+        """Writes the record of a forward that picked tokens, where there is a trace."""
+        if self._trace is not None:
+            self._trace.write(
+                pass_record(
+                    statistics,
+                    controls,
+                    mode=self.settings.mode,
+                    block=len(self.blocks),
+                    start=self.state.length,
+                    pass_number=pass_number,
+                    block_before=block_before,
+                    rows=rows,
+                    reasons=reasons,
+                    coresets=[len(coreset) for coreset in output.coresets] if output else [],
+                    milliseconds=milliseconds,
+                )
+            )
+
+    def finish(self, finish_reason: str) -> GenerationResult:
+        """The result so far, kept in `result`; writes the trace's last record."""
+        result = GenerationResult(
+            tokens=tuple(self.tokens),
+            prompt_tokens=self._prompt_tokens,
+            reused_tokens=self.reused_tokens,
+            finish_reason=finish_reason,
+            mode=self.settings.mode,
+            blocks=tuple(self.blocks),
+            stats=self._stats(),
+        )
+        if self._trace is not None:
+            self._trace.write(end_record(finish_reason, result.token_ids, asdict(result.stats)))
+        self.result = result
+        return result
+
+    def _commit(self, tokens: Sequence[int], *, logits: bool, prompt: bool) -> float:
+        """Commits, and returns the seconds it took."""
+        start, began = self.state.length, time.perf_counter()
+        output = self.model.commit(tokens, self.state, logits="last" if logits else "none")
+        self.next_logits = output.logits[-1:] if logits else None
+        if self.model.device.type == "cuda":
+            torch.cuda.synchronize(self.model.device)  # or the next forward would pay for this one
+        seconds = time.perf_counter() - began
+        if self._trace is not None:
+            self._trace.write(
+                commit_record(tokens, start=start, prompt=prompt, milliseconds=1000 * seconds)
+            )
+        return seconds
+
+    def _stats(self) -> Stats:
+        clock, device = self.clock, self.model.device
+        forwards = clock.previews + clock.commits
+        layers = self.model.config.num_hidden_layers
+        on_cuda = device.type == "cuda"
+        return Stats(
+            forwards=forwards,
+            previews=clock.previews,
+            commits=clock.commits,
+            tokens_per_forward=_ratio(len(self.tokens), forwards),
+            tokens_per_preview=_ratio(len(self.tokens), clock.previews),
+            ms_per_preview=_ratio(1000 * clock.preview_seconds, clock.previews),
+            ms_per_commit=_ratio(1000 * clock.commit_seconds, clock.commits),
+            prompt_tokens_per_second=_ratio(clock.prompt_tokens, clock.prompt_seconds),
+            tokens_per_second=_ratio(
+                len(self.tokens), clock.preview_seconds + clock.commit_seconds
+            ),
+            distinct_experts_per_layer=_ratio(float(self._experts_used), clock.previews * layers),
+            hit_rate=1.0,  # every expert is resident
+            bytes_from_host=0,
+            device_peak_bytes=torch.cuda.max_memory_allocated(device) if on_cuda else None,
+            host_peak_bytes=host_peak_bytes(),
+        )
+
+
+def emitted_length(tokens: Sequence[int], *, stop_ids: Collection[int], allowed: int) -> int:
+    """How many of a resolved block's tokens are emitted: up to a stop token, at most `allowed`."""
+    for length, token in enumerate(tokens[:allowed], start=1):
+        if token in stop_ids:
+            return length
+    return min(len(tokens), allowed)
+
+
+def distinct_experts(expert_ids: Sequence[Tensor], *, num_experts: int) -> Tensor:
+    """Experts used by one forward, summed over layers: a scalar that stays on the device.
+
+    Args:
+        expert_ids: per layer [rows, A] int64, -1 where a row used fewer experts.
+        num_experts: E.
+    """
+    if not expert_ids:
+        return torch.zeros((), dtype=torch.float64)
+    ids = torch.stack([layer.flatten() for layer in expert_ids]) + 1  # [L, rows * A]
+    used = torch.zeros(len(ids), num_experts + 1, dtype=torch.bool, device=ids.device)
+    return used.scatter_(1, ids, True)[:, 1:].sum().double()
+
+
+def _ratio(amount: float, per: float) -> float | None:
+    return amount / per if per else None

@@ -1,0 +1,177 @@
+"""Trace of a run as JSON lines: enough to run it again and find the first pass that differs.
+
+A header, then one record a forward in order, then an `end` record; a conversation appends its
+runs. Lines are flushed one by one, so an interrupted run leaves whole records.
+"""
+
+import importlib.metadata
+import json
+import platform
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from types import TracebackType
+
+import torch
+
+from clover_local.decoding.controls import Controls
+from clover_local.decoding.pick import RowStatistics
+from clover_local.decoding.settings import Settings
+from clover_local.errors import SettingsError
+
+
+class Trace:
+    """An open trace file; a context manager."""
+
+    def __init__(self, path: Path, *, model_hash: str) -> None:
+        """Opens (and empties) `path`.
+
+        Raises:
+            SettingsError: the path cannot be written.
+        """
+        self.path = path
+        self.model_hash = model_hash
+        try:
+            self._file = path.open("w", encoding="utf-8")
+        except OSError as error:
+            raise self._unwritable(error) from None
+
+    def write(self, record: Mapping[str, object]) -> None:
+        """Appends one record; after `close` it does nothing, as an abandoned run may end later.
+
+        Raises:
+            SettingsError: the disk is full or gone.
+        """
+        if self._file.closed:
+            return
+        try:
+            self._file.write(json.dumps(record, allow_nan=False) + "\n")
+            self._file.flush()
+        except OSError as error:
+            raise self._unwritable(error) from None
+
+    def close(self) -> None:
+        """Closes the file; twice is fine."""
+        self._file.close()
+
+    def __enter__(self) -> "Trace":
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _unwritable(self, error: OSError) -> SettingsError:
+        return SettingsError(
+            f"the trace {self.path} cannot be written ({error.strerror}): pass another --trace FILE"
+        )
+
+
+def header_record(
+    model_hash: str,
+    settings: Settings,
+    *,
+    prompt_ids: Sequence[int],
+    reused_tokens: int,
+    context: int,
+    device: torch.device,
+) -> dict[str, object]:
+    """What is needed to run it again."""
+    try:
+        own = importlib.metadata.version("clover-local")
+    except importlib.metadata.PackageNotFoundError:
+        own = "unknown"
+    return {
+        "record": "header",
+        "model_hash": model_hash,
+        "prompt_ids": list(prompt_ids),
+        "reused_tokens": reused_tokens,
+        "context": context,
+        "settings": asdict(settings),
+        "seed": settings.seed,
+        "versions": {
+            "clover_local": own,
+            "torch": torch.__version__,
+            "python": platform.python_version(),
+        },
+        "device": str(device),
+    }
+
+
+def pass_record(
+    statistics: RowStatistics,
+    controls: Controls,
+    *,
+    mode: str,
+    block: int,
+    start: int,
+    pass_number: int,
+    block_before: Sequence[int],
+    rows: Sequence[int],
+    reasons: Sequence[str],
+    coresets: Sequence[int],
+    milliseconds: float,
+) -> dict[str, object]:
+    """One forward that picked tokens.
+
+    `rows` and `reasons` belong to the rows of `statistics`; one with reason "" was not fixed.
+    """
+    fixed = [
+        {
+            "row": row,
+            "token": int(statistics.token[i]),
+            "confidence": float(statistics.confidence[i]),
+            "reason": reasons[i],
+            "top": [
+                [token, probability]
+                for token, probability in zip(
+                    statistics.top_ids[i].tolist(),
+                    statistics.top_probabilities[i].tolist(),
+                    strict=True,
+                )
+            ],
+        }
+        for i, row in enumerate(rows)
+        if reasons[i]
+    ]
+    return {
+        "record": "pass",
+        "mode": mode,
+        "block": block,
+        "start": start,
+        "pass": pass_number,
+        "block_before": list(block_before),
+        "controls": controls.describe(),
+        "fixed": fixed,
+        "coreset_sizes": list(coresets),
+        "milliseconds": milliseconds,
+    }
+
+
+def commit_record(
+    tokens: Sequence[int], *, start: int, prompt: bool, milliseconds: float
+) -> dict[str, object]:
+    """One causal forward."""
+    return {
+        "record": "commit",
+        "of": "prompt" if prompt else "answer",
+        "start": start,
+        "tokens": list(tokens),
+        "milliseconds": milliseconds,
+    }
+
+
+def end_record(
+    finish_reason: str, token_ids: Sequence[int], stats: Mapping[str, object]
+) -> dict[str, object]:
+    """The last record of a run, also of an interrupted one."""
+    return {
+        "record": "end",
+        "finish_reason": finish_reason,
+        "token_ids": list(token_ids),
+        "stats": dict(stats),
+    }

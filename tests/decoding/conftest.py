@@ -1,0 +1,106 @@
+"""A scripted model: each position has a token and a confidence, so tests know every pass."""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+import pytest
+import torch
+from torch import Tensor
+
+from clover_local.cache import SequenceState
+from clover_local.config import ModelConfig
+from clover_local.decoding.settings import Settings
+
+CPU = torch.device("cpu")
+VOCABULARY, MASK, STOP, PAD = 50, 49, 48, 47
+
+
+@dataclass(frozen=True)
+class ScriptedOutput:
+    logits: Tensor
+    expert_ids: tuple[Tensor, ...] = ()
+    coresets: tuple[Tensor, ...] = ()
+
+
+@dataclass
+class ScriptedModel:
+    """Wants token `answer(p)` at position p (from 0) with probability `confidence(p)`.
+
+    Records its calls. Logits at other ids are equal. `before_forward` may raise, as Ctrl-C does.
+    """
+
+    config: ModelConfig
+    answer: Callable[[int], int] = lambda position: position % 40
+    confidence: Callable[[int], float] = lambda position: 0.99
+    can_preview: bool = True
+    device: torch.device = CPU
+    before_forward: Callable[[int], None] = lambda forwards: None
+    commits: list[list[int]] = field(default_factory=list)
+    previews: list[list[int]] = field(default_factory=list)
+    logits_asked: list[str] = field(default_factory=list)
+
+    def commit(
+        self,
+        tokens: Sequence[int],
+        state: SequenceState,
+        *,
+        logits: Literal["all", "last", "none"] = "last",
+    ) -> ScriptedOutput:
+        self.before_forward(len(self.commits) + len(self.previews))
+        self.commits.append(list(tokens))
+        self.logits_asked.append(logits)
+        kept = state.committed
+        state.advance(list(tokens), recurrent=kept.recurrent, conv=kept.conv)
+        asked = {"all": len(tokens), "last": 1, "none": 0}[logits]
+        return ScriptedOutput(self._rows(state.length + 1 - asked, asked))
+
+    def preview(self, block: Sequence[int], state: SequenceState) -> ScriptedOutput:
+        self.before_forward(len(self.commits) + len(self.previews))
+        self.previews.append(list(block))
+        experts = torch.tensor(
+            [[0, 1], [1, -1]]
+        )  # two distinct experts; three in the layer of `experts + 1`
+        return ScriptedOutput(
+            self._rows(state.length, len(block)),
+            (experts, experts + 1),
+            (torch.tensor([0, 1]), torch.tensor([0, 1, 2])),
+        )
+
+    def _rows(self, start: int, rows: int) -> Tensor:
+        logits = torch.zeros(rows, VOCABULARY)
+        for row in range(rows):
+            p = self.confidence(start + row)
+            others = VOCABULARY - 2  # MASK is banned, so it has no share
+            logits[row, self.answer(start + row)] = math.log(p / (1 - p) * others)
+        return logits
+
+
+@dataclass(frozen=True)
+class Scripted:
+    """Makes scripted models, states that fit them, and settings."""
+
+    config: ModelConfig
+
+    def model(self, **given: object) -> ScriptedModel:
+        return ScriptedModel(self.config, **given)  # type: ignore[arg-type]
+
+    def state(self, context: int = 500) -> SequenceState:
+        return SequenceState(self.config, context=context, device=CPU, dtype=torch.float32)
+
+    def settings(self, **given: object) -> Settings:
+        values = {"mask_token_id": MASK, "vocab_size": VOCABULARY, "stop_ids": (PAD, STOP)}
+        return Settings(**{**values, **given})  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def scripted(golden_config: ModelConfig) -> Scripted:
+    config = replace(golden_config, vocab_size=VOCABULARY, mask_token_id=MASK, num_hidden_layers=2)
+    return Scripted(config)
+
+
+@pytest.fixture(params=[0, 15, 31])
+def stop_row(request: pytest.FixtureRequest) -> int:
+    """Rows of a block at which a stop token stands."""
+    return int(request.param)

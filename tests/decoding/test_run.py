@@ -1,0 +1,103 @@
+"""Book-keeping that all modes share, and Ctrl-C at every line of it."""
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import Any
+
+import pytest
+import torch
+
+from clover_local.decoding.events import BlockCommitted
+from clover_local.decoding.run import distinct_experts, emitted_length
+from clover_local.generate import Generator, generate
+
+
+@pytest.mark.parametrize(
+    "tokens, allowed, length",
+    [([1, 2, 3], 9, 3), ([1, 9, 9], 9, 2), ([9, 1], 5, 1), ([1, 2, 9], 2, 2), ([1], 1, 1)],
+)
+def test_emitted_length(tokens: list[int], allowed: int, length: int) -> None:
+    assert emitted_length(tokens, stop_ids=(9, 10), allowed=allowed) == length
+
+
+def test_distinct_experts_are_counted_per_layer_without_the_empty_slots() -> None:
+    layers = [torch.tensor([[0, 3], [3, -1]]), torch.tensor([[1, 2], [4, 0]])]
+    assert float(distinct_experts(layers, num_experts=5)) == 2 + 4
+    assert float(distinct_experts([], num_experts=5)) == 0
+
+
+@contextmanager
+def interrupt_at_line(number: int) -> Iterator[Callable[[], int]]:
+    """Raises KeyboardInterrupt at the n-th line of the package that runs; yields the line count."""
+    lines = 0
+
+    def trace(frame: FrameType, event: str, argument: Any) -> Any:
+        nonlocal lines
+        if "clover_local" not in frame.f_code.co_filename or "tests" in frame.f_code.co_filename:
+            return None
+        if event == "line":
+            lines += 1
+            if lines == number:
+                raise KeyboardInterrupt
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        yield lambda: lines
+    finally:
+        sys.settrace(before)
+
+
+@pytest.mark.parametrize("mode", ["denoise", "ar"])
+def test_interrupt_at_any_line_loses_nothing_that_was_shown(scripted, mode: str) -> None:
+    """Every 41st line of a run: shown tokens are committed, the next turn is right."""
+    settings = scripted.settings(mode=mode, max_new_tokens=36 if mode == "denoise" else 5)
+    prompt, interrupted, number = [7, 8, 9], 0, 1
+    while True:
+        state, shown = scripted.state(), list[int]()
+        generator = Generator(scripted.model(), state, settings)
+        try:
+            with interrupt_at_line(number):
+                for event in generator.run(prompt):
+                    if isinstance(event, BlockCommitted):
+                        shown += event.tokens
+        except KeyboardInterrupt:
+            interrupted += 1
+        else:
+            break
+        committed, everything = list(state.committed.tokens), [*prompt, *shown]
+        pending = mode == "ar" and bool(shown)
+        if shown:
+            assert committed[: len(everything) - pending] == everything[: len(everything) - pending]
+        if generator.result is not None:
+            assert list(generator.result.token_ids[: len(shown)]) == shown
+        question = [*everything, 3, 3]
+        assert next_turn(generator, question) == next_turn(
+            Generator(scripted.model(), scripted.state(), settings), question
+        )
+        assert list(state.committed.tokens[: len(question)]) == question
+        number += 41
+    assert interrupted > 10
+
+
+def next_turn(generator: Generator, question: list[int]) -> tuple[int, ...]:
+    *_, last = generator.run(question)
+    return last.result.token_ids  # type: ignore[union-attr]
+
+
+def test_errors_propagate_and_leave_no_result(scripted) -> None:
+    def fail(forwards: int) -> None:
+        if forwards == 2:
+            raise RuntimeError("broken")
+
+    model = scripted.model(before_forward=fail)
+    generator = Generator(model, scripted.state(), scripted.settings())
+    with pytest.raises(RuntimeError, match="broken"):
+        list(generator.run([1]))
+    assert generator.result is None
+    model.before_forward = lambda forwards: None
+    settings = scripted.settings(max_new_tokens=3)
+    assert generate(model, generator.state, settings, [1, 1]).token_ids == (2, 3, 4)

@@ -1,0 +1,73 @@
+"""The trace file itself; what a whole run writes is in test_generate.py."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from clover_local.decoding.trace import Trace, header_record
+from clover_local.errors import SettingsError
+from clover_local.generate import generate
+
+
+@pytest.mark.parametrize("name", ["missing/trace.jsonl", "."], ids=["no-folder", "a-folder"])
+def test_unwritable_path_is_refused_before_any_work(tmp_path: Path, name: str) -> None:
+    with pytest.raises(SettingsError, match=r"cannot be written .*--trace FILE"):
+        Trace(tmp_path / name, model_hash="abc")
+
+
+def test_full_disk_is_one_clear_error() -> None:
+    full = Path("/dev/full")
+    if not full.exists():
+        pytest.skip("no /dev/full here")
+    with pytest.raises(SettingsError, match="No space left"):
+        Trace(full, model_hash="abc").write({"record": "header"})
+
+
+def test_records_are_lines_that_are_on_disk_at_once(tmp_path: Path) -> None:
+    path = tmp_path / "trace.jsonl"
+    with Trace(path, model_hash="abc") as trace:
+        trace.write({"record": "pass", "text": "\u00e9\n"})
+        assert [json.loads(line)["text"] for line in path.open(encoding="utf-8")] == ["\u00e9\n"]
+    trace.write({"record": "late"})
+    assert len(path.read_text(encoding="utf-8").splitlines()) == 1
+
+
+def test_header_has_what_a_replay_needs(scripted) -> None:
+    settings = scripted.settings(seed=7, suppress=(3,))
+    header = header_record(
+        "abc",
+        settings,
+        prompt_ids=(1, 2),
+        reused_tokens=0,
+        context=99,
+        device=torch.device("cpu"),
+    )
+    header = json.loads(json.dumps(header))
+    assert header["seed"] == header["settings"]["seed"] == 7
+    assert header["settings"]["suppress"] == [3]
+    assert (header["prompt_ids"], header["context"], header["device"]) == ([1, 2], 99, "cpu")
+    assert set(header["versions"]) == {"clover_local", "torch", "python"}
+
+
+def test_two_turns_are_two_runs_in_one_file(scripted, tmp_path: Path) -> None:
+    path, state = tmp_path / "trace.jsonl", scripted.state()
+    settings = scripted.settings(max_new_tokens=2)
+    with Trace(path, model_hash="abc") as trace:
+        first = generate(scripted.model(), state, settings, [1], trace=trace)
+        generate(scripted.model(), state, settings, [1, *first.token_ids, 9], trace=trace)
+    records = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    kinds = [record["record"] for record in records]
+    assert kinds == ["header", "commit", "pass", "commit", "end"] * 2
+    assert [r["reused_tokens"] for r in records if r["record"] == "header"] == [0, 3]
+    assert records[2]["coreset_sizes"] == [2, 3]
+
+
+def test_failed_run_says_so_in_its_last_record(scripted, tmp_path: Path) -> None:
+    path = tmp_path / "trace.jsonl"
+    model = scripted.model(confidence=lambda p: float("nan"))
+    with Trace(path, model_hash="abc") as trace, pytest.raises(Exception, match="no numbers"):
+        generate(model, scripted.state(), scripted.settings(), [1], trace=trace)
+    last = json.loads(path.read_text(encoding="utf-8").splitlines()[-1])
+    assert (last["record"], last["finish_reason"]) == ("end", "error")
