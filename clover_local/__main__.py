@@ -1,0 +1,7 @@
+"""`python -m clover_local`."""
+
+import sys
+
+from clover_local.cli.app import main
+
+sys.exit(main())

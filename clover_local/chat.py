@@ -1,0 +1,170 @@
+"""A conversation: messages in, an answer out, thinking told apart from what is meant to be read.
+
+Every question renders the whole conversation anew and hands the ids to the generator, which commits
+only what differs from its state. Thinking stays in the history as `<think>...</think>`, so that the
+chat template decides what becomes of it.
+"""
+
+from collections import abc
+from collections.abc import Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from functools import partial
+from itertools import groupby
+
+from clover_local.decoding.events import BlockCommitted, Event, Finished
+from clover_local.errors import SettingsError
+from clover_local.generate import Generator
+from clover_local.tokenizer import Message, TextStream, Tokenizer
+
+AnswerStream = abc.Generator["Event | Piece", None, None]
+"""The events of one answer and the text it grows by; `close()` cancels it."""
+
+THINK_START = "<think>"
+THINK_END = "</think>"
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Text by which an answer grew."""
+
+    text: str
+    thinking: bool
+
+
+class AnswerReader:
+    """Turns an answer's token ids into text, thinking and visible text apart.
+
+    The think tokens are recognised by id and are part of neither text; so are the line breaks
+    around them. Everything else, tool calls among it, is text as the tokenizer decodes it. Stop ids
+    have no text.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, *, thinking: bool, stop_ids: Sequence[int]) -> None:
+        """`thinking`: the prompt has opened the thinking already."""
+        self.thinking = ""
+        self.visible = ""
+        self._stream = TextStream(tokenizer)
+        self._is_thinking = thinking
+        self._after_tag = thinking  # line breaks that follow belong to the tag
+        self._start_id = tokenizer.id_of(THINK_START)
+        self._end_id = tokenizer.id_of(THINK_END)
+        self._stop_ids = frozenset(stop_ids)
+
+    def push(self, tokens: Sequence[int]) -> list[Piece]:
+        """The text that `tokens` add; bytes of an incomplete character wait for the next call."""
+        pieces = [piece for token in tokens for piece in self._read(token)]
+        return [
+            Piece("".join(piece.text for piece in group), thinking)
+            for thinking, group in groupby(pieces, key=lambda piece: piece.thinking)
+        ]
+
+    def flush(self) -> list[Piece]:
+        """What is left of an incomplete character."""
+        return self._grow(self._stream.flush())
+
+    def content(self) -> str:
+        """The answer as the assistant's message; thinking that was cut short is closed."""
+        if not self.thinking.strip():
+            return self.visible
+        return f"{THINK_START}\n{self.thinking.strip()}\n{THINK_END}\n\n{self.visible}"
+
+    def _read(self, token: int) -> list[Piece]:
+        if token in self._stop_ids:
+            return []
+        if token == (self._end_id if self._is_thinking else self._start_id):
+            rest = self.flush()
+            self._is_thinking = not self._is_thinking
+            self._after_tag = True
+            return rest
+        return self._grow(self._stream.push([token]))
+
+    def _grow(self, text: str) -> list[Piece]:
+        if self._after_tag:
+            text = text.lstrip("\n")
+        if not text:
+            return []
+        self._after_tag = False
+        if self._is_thinking:
+            self.thinking += text
+        else:
+            self.visible += text
+        return [Piece(text, self._is_thinking)]
+
+
+class Conversation:
+    """Messages so far, and the generator that answers them.
+
+    `system` and `thinking` may be changed between two questions. `thinking` None leaves the choice
+    to the template.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        generator: Generator,
+        *,
+        system: str | None = None,
+        thinking: bool | None = None,
+    ) -> None:
+        self.tokenizer = tokenizer
+        self.generator = generator
+        self.system = system
+        self.thinking = thinking
+        self.messages: list[Message] = []
+
+    def new(self) -> None:
+        """Forgets every question and answer; the system prompt stays."""
+        self.messages.clear()
+
+    def ask(self, question: str) -> AnswerStream:
+        """Asks, and yields the generator's events, and after a committed block the text it adds.
+
+        An answer that is cancelled (the iterator closed, or KeyboardInterrupt in it) stays in the
+        history as far as it was committed; a question that got no token at all is taken back, also
+        after an error.
+
+        Raises:
+            SettingsError: nothing asked.
+            TokenizerError: the chat template refuses the conversation.
+            ContextError: the conversation does not fit the context.
+        """
+        if not question.strip():
+            raise SettingsError("the question is empty: type some text")
+        self.messages.append({"role": "user", "content": question})
+        reader: AnswerReader | None = None
+        finished = False
+        try:
+            prompt_ids, reader, checkpoints = self._prompt()
+            with closing(self.generator.run(prompt_ids, checkpoints=checkpoints)) as events:
+                for event in events:
+                    yield event
+                    if isinstance(event, BlockCommitted):
+                        yield from reader.push(event.tokens)
+                    finished = isinstance(event, Finished)
+            yield from reader.flush()
+        finally:
+            if reader is not None and (finished or reader.thinking or reader.visible):
+                self.messages.append({"role": "assistant", "content": reader.content()})
+            else:
+                self.messages.pop()
+
+    def _prompt(self) -> tuple[list[int], AnswerReader, list[int]]:
+        """Ids of the conversation up to where the answer starts; its reader; checkpoints.
+
+        What a template writes to start an answer (`<think>`, say) it may write differently once
+        the answer is history: the next prompt parts from this one before it.
+        """
+        system: list[Message] = [{"role": "system", "content": self.system}] if self.system else []
+        messages = system + self.messages
+        render = partial(self.tokenizer.render, messages, enable_thinking=self.thinking)
+        text, history = render(), render(add_generation_prompt=False)
+        prompt_ids, history_ids = self.tokenizer.encode(text), self.tokenizer.encode(history)
+        opening = text.removeprefix(history) if text.startswith(history) else ""
+        reader = AnswerReader(
+            self.tokenizer,
+            thinking=THINK_START in opening.rpartition(THINK_END)[2],
+            stop_ids=self.generator.settings.stop_ids,
+        )
+        shared = history_ids and prompt_ids[: len(history_ids)] == history_ids
+        return prompt_ids, reader, [len(history_ids)] if shared else []

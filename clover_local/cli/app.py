@@ -1,0 +1,109 @@
+"""The program `clover-local`: its commands, and what an error becomes on the way out."""
+
+import io
+import os
+import sys
+import traceback
+
+import typer
+
+from clover_local.cli import console
+from clover_local.cli.bench import bench
+from clover_local.cli.chat import chat
+from clover_local.cli.generate import generate
+from clover_local.cli.info import info
+from clover_local.cli.interrupt import INTERRUPTED
+from clover_local.cli.verify import verify
+from clover_local.errors import CloverError
+
+FAILED = 1
+USAGE = 2
+
+app = typer.Typer(
+    name="clover-local",
+    help="Runs Clover, a block-diffusion mixture-of-experts language model, on this machine.",
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.command()(chat)
+app.command()(generate)
+app.command()(info)
+app.command()(verify)
+app.command()(bench)
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        from importlib.metadata import version
+
+        console.text(f"clover-local {version('clover-local')}")
+        raise typer.Exit
+
+
+@app.callback(invoke_without_command=True)
+def options(
+    context: typer.Context,
+    version: bool = typer.Option(
+        False,
+        "--version",
+        callback=_show_version,
+        is_eager=True,
+        help="Show the version and leave.",
+    ),
+) -> None:
+    """Runs Clover, a block-diffusion mixture-of-experts language model, on this machine."""
+    if context.invoked_subcommand is None:
+        console.text(context.get_help())
+        raise typer.Exit(USAGE)
+
+
+def main() -> int:
+    """Runs the command line; returns the exit code (0, 1 failed, 2 usage, 130 interrupted)."""
+    # Python has no stream at all where the caller closed it.
+    sys.stdout = sys.stdout or open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
+    sys.stderr = sys.stderr or open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # a terminal without the character shows `?`
+    code = _run()
+    try:
+        sys.stdout.flush()
+    except BrokenPipeError:
+        console.abandon(sys.stdout)
+    return code
+
+
+def _run() -> int:
+    try:
+        return app(prog_name="clover-local", standalone_mode=False) or 0
+    except typer.TyperException as usage:
+        return _show_usage(usage)
+    except typer.Abort:
+        return INTERRUPTED
+    except Exception as error:  # the one place that sees every exception
+        if os.environ.get("CLOVER_DEBUG"):
+            traceback.print_exc()
+        else:
+            console.error(_explain(error))
+        return FAILED
+
+
+def _show_usage(usage: typer.TyperException) -> int:
+    """A wrong call: one line, and where to read more."""
+    context: typer.Context | None = getattr(usage, "ctx", None)
+    message = usage.format_message()
+    hint = f" (see `{context.command_path} --help`)" if context else ""
+    console.error(message.rstrip(".") + hint)
+    return usage.exit_code
+
+
+def _explain(error: Exception) -> str:
+    """One sentence on an exception that ended a command."""
+    if isinstance(error, CloverError):
+        return str(error)
+    if isinstance(error, OSError) and error.strerror:
+        place = f"{error.filename}: " if error.filename else ""
+        return f"{place}{error.strerror}"
+    kind = type(error).__name__
+    return f"unexpected {kind}: {error} (a fault of clover-local; CLOVER_DEBUG=1 shows where)"

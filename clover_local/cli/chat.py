@@ -1,0 +1,112 @@
+"""`clover-local chat`: questions and answers in the terminal, or one answer with `-p`."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING
+
+import typer
+
+from clover_local.cli import console, start
+from clover_local.cli import options as o
+from clover_local.cli.prompts import messages, read_prompt
+from clover_local.hub import DEMO
+
+if TYPE_CHECKING:
+    from clover_local.cli.commands import ChatState
+    from clover_local.decoding.settings import ResolvedSettings
+    from clover_local.session import Session
+
+REAL_MODEL = "Diffuspace/Clover-35B-A3B-Preview"
+INTRODUCTION = (
+    f"Model: {DEMO}, a small model made for this package; it knows a few kinds of short tasks. "
+    f"The real one: `clover-local chat {REAL_MODEL}` downloads 69 GB of BF16 weights and needs as "
+    "much memory; this version cannot quantize them for a 16 GB card yet."
+)
+"""Which model answers when none was named, and how to have another."""
+
+
+def chat(
+    call: typer.Context,
+    model: o.OptionalModelArg = None,
+    prompt: o.PromptOpt = None,
+    system: o.SystemOpt = None,
+    think: o.ThinkOpt = None,
+    mode: o.ModeOpt = None,
+    max_new_tokens: o.MaxNewTokensOpt = None,
+    threshold: o.ThresholdOpt = None,
+    sampler: o.SamplerOpt = None,
+    temperature: o.TemperatureOpt = None,
+    top_k: o.TopKOpt = None,
+    top_p: o.TopPOpt = None,
+    seed: o.SeedOpt = None,
+    suppress: o.SuppressOpt = None,
+    presence_penalty: o.PresencePenaltyOpt = None,
+    frequency_penalty: o.FrequencyPenaltyOpt = None,
+    repetition_penalty: o.RepetitionPenaltyOpt = None,
+    length_penalty: o.LengthPenaltyOpt = None,
+    length_penalty_start: o.LengthPenaltyStartOpt = None,
+    length_penalty_window: o.LengthPenaltyWindowOpt = None,
+    think_end_bias: o.ThinkEndBiasOpt = None,
+    think_end_start: o.ThinkEndStartOpt = None,
+    think_end_window: o.ThinkEndWindowOpt = None,
+    context: o.ContextOpt = None,
+    device: o.DeviceOpt = None,
+    dtype: o.DtypeOpt = None,
+    strict: o.StrictOpt = False,
+    quiet: o.QuietOpt = False,
+) -> None:
+    """Chat with a model; without MODEL, with the small demo model that comes with the package."""
+    given = o.given_settings(call)
+    question = None if prompt is None else read_prompt(prompt, file=None, keep_newline=True)
+    opened, resolved = start.open_model(
+        model or DEMO, given, template_flags={"system": system, "think": think}, strict=strict
+    )
+    # A template that refuses is better known before the weights are loaded.
+    opened.tokenizer.render(messages(question or "Hello", system=system), enable_thinking=think)
+    if model is None:
+        console.note(INTRODUCTION)
+    session = start.load(opened, resolved.settings, context=context, device=device, dtype=dtype)
+    places = {
+        "system": system,
+        "think": think,
+        "context": context,
+        "device": device,
+        "dtype": dtype,
+    }
+    sources = {name: "flag" for name, value in places.items() if value is not None}
+    sources["model"] = "default" if model is None else "argument"
+    talk = _talk(session, resolved, system=system, thinking=think, sources=sources)
+    if not _answer(talk, question):
+        raise typer.Exit(1)
+
+
+def _talk(
+    session: Session,
+    resolved: ResolvedSettings,
+    *,
+    system: str | None,
+    thinking: bool | None,
+    sources: dict[str, str],
+) -> ChatState:
+    from clover_local.chat import Conversation
+    from clover_local.cli.commands import ChatState
+
+    conversation = Conversation(
+        session.opened.tokenizer, session.generator, system=system, thinking=thinking
+    )
+    return ChatState(session, conversation, resolved, sources=sources)
+
+
+def _answer(talk: ChatState, question: str | None) -> bool:
+    """Answers one question, or what comes from stdin; returns False when a piped one failed."""
+    from clover_local.cli import repl
+
+    if question is not None:
+        repl.answer_plainly(talk, question)
+    elif console.is_terminal(sys.stdin) and console.is_terminal(sys.stdout):
+        console.note("/help lists the commands, Ctrl-C stops an answer, Ctrl-D leaves")
+        repl.converse(talk)
+    else:
+        return repl.converse_plainly(talk)
+    return True

@@ -1,0 +1,181 @@
+"""The slash commands of `clover-local chat`, and what they act on."""
+
+import difflib
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+
+from clover_local.chat import Conversation
+from clover_local.cli import console, effects
+from clover_local.cli.live import WATCH
+from clover_local.cli.status import size, stats_rows
+from clover_local.decoding.result import GenerationResult
+from clover_local.decoding.settings import DEFAULT, KEYS, MODES, ResolvedSettings
+from clover_local.errors import SettingsError
+from clover_local.session import Session
+
+THINK = {"on": True, "off": False, "auto": None}
+
+
+@dataclass
+class ChatState:
+    """A running chat: what the commands read and change."""
+
+    session: Session
+    conversation: Conversation
+    resolved: ResolvedSettings
+    watch: str = "block"
+    last: GenerationResult | None = None
+    sources: dict[str, str] = field(default_factory=dict)
+    """Where what is no field of `Settings` came from (`system`, `device`, ...); or default."""
+
+
+@dataclass(frozen=True)
+class Command:
+    """One slash command; `choices` are the values that it takes first."""
+
+    usage: str
+    help: str
+    run: Callable[[ChatState, str], None]
+    choices: tuple[str, ...] = ()
+
+
+def execute(line: str, chat: ChatState) -> None:
+    """Runs the command in `line`.
+
+    Raises:
+        SettingsError: an unknown command (names the nearest) or a wrong argument.
+        EOFError: the command was `/exit`.
+    """
+    name, _, argument = line.strip().partition(" ")
+    command = COMMANDS.get(name)
+    if command is None:
+        near = difflib.get_close_matches(name, COMMANDS, n=1, cutoff=0.5)
+        remedy = f"did you mean {near[0]}?" if near else "/help lists all"
+        raise SettingsError(
+            f"unknown command {name}: {remedy} (a leading space sends it as a question)"
+        )
+    command.run(chat, argument.strip())
+
+
+def _help(chat: ChatState, argument: str) -> None:
+    console.show_table("Commands", [(command.usage, command.help) for command in COMMANDS.values()])
+    console.text(
+        'Alt-Enter or """ makes a question of several lines; Ctrl-R searches earlier ones;'
+    )
+    console.text("Ctrl-C stops an answer, and what was written of it stays in the conversation.")
+
+
+def _new(chat: ChatState, argument: str) -> None:
+    chat.conversation.new()
+    console.note("a new conversation")
+
+
+def _system(chat: ChatState, argument: str) -> None:
+    if argument:
+        chat.conversation.system = None if argument == "none" else argument
+        chat.sources["system"] = "/system"
+    console.text(f"system: {chat.conversation.system or 'none'}")
+
+
+def _set(chat: ChatState, argument: str) -> None:
+    key, _, value = argument.replace("=", " ", 1).partition(" ")
+    if not value.strip():
+        raise SettingsError(
+            "/set takes a key and a value, such as /set threshold 0.8; /show lists the keys"
+        )
+    chat.resolved = chat.resolved.with_value(key, value)
+    chat.conversation.generator.settings = chat.resolved.settings
+    name = key.removeprefix("--").replace("-", "_")
+    console.text(f"{name} = {shown(getattr(chat.resolved.settings, name))}")
+    for _, why in effects.without_effect([name], chat.resolved.settings):
+        console.note(f"note: {name} has no effect {why}")
+
+
+def _show(chat: ChatState, argument: str) -> None:
+    session = chat.session
+    own = {
+        "system": chat.conversation.system or "none",
+        "think": _word(chat.conversation.thinking),
+        "watch": chat.watch,
+        "model": session.opened.folder,
+        "context": session.context,
+        "device": session.device,
+        "dtype": session.dtype,
+    }
+    rows = [(key, shown(value), source) for key, value, source in chat.resolved.rows()]
+    rows += [(key, str(value), chat.sources.get(key, DEFAULT)) for key, value in own.items()]
+    console.show_table("Settings: value, and where it came from", rows)
+
+
+def _stats(chat: ChatState, argument: str) -> None:
+    if chat.last is not None:
+        console.show_table("Last answer", stats_rows(chat.last.stats))
+    state = chat.conversation.generator.state
+    rows = [("tokens", f"{state.length} of {state.context}")]
+    rows += [(part, size(nbytes)) for part, nbytes in asdict(state.nbytes).items()]
+    console.show_table("State", rows)
+
+
+def _think(chat: ChatState, argument: str) -> None:
+    if argument:
+        chat.conversation.thinking = THINK[_choice("/think", argument, tuple(THINK))]
+        chat.sources["think"] = "/think"
+        if not chat.conversation.tokenizer.can_think:
+            console.note("note: /think has no effect: the chat template has no switch for it")
+    console.text(f"think: {_word(chat.conversation.thinking)}")
+
+
+def _mode(chat: ChatState, argument: str) -> None:
+    if argument:
+        _set(chat, f"mode {argument}")
+    else:
+        console.text(f"mode: {chat.resolved.settings.mode}")
+
+
+def _watch(chat: ChatState, argument: str) -> None:
+    if argument:
+        chat.watch = _choice("/watch", argument, WATCH)
+        chat.sources["watch"] = "/watch"
+    console.text(f"watch: {chat.watch}")
+
+
+def _exit(chat: ChatState, argument: str) -> None:
+    raise EOFError
+
+
+def _choice(command: str, argument: str, choices: tuple[str, ...]) -> str:
+    if argument not in choices:
+        raise SettingsError(f"{command} takes {', '.join(choices)}, not {argument!r}")
+    return argument
+
+
+def _word(thinking: bool | None) -> str:
+    return next(word for word, value in THINK.items() if value is thinking)
+
+
+def shown(value: object) -> str:
+    """A setting's value as `/set` would take it."""
+    if isinstance(value, tuple):
+        return ",".join(map(str, value)) or "none"
+    return str(value)
+
+
+COMMANDS = {
+    "/help": Command("/help", "this list", _help),
+    "/new": Command("/new", "forget the conversation; the system prompt stays", _new),
+    "/system": Command(
+        "/system TEXT", "set the system prompt; `none` removes it", _system, ("none",)
+    ),
+    "/set": Command("/set KEY VALUE", "change a setting", _set, tuple(KEYS)),
+    "/show": Command("/show", "every setting, its value, and where it came from", _show),
+    "/stats": Command("/stats", "speed of the last answer, size of the state", _stats),
+    "/think": Command("/think on|off|auto", "think before answering", _think, tuple(THINK)),
+    "/mode": Command("/mode denoise|ar", "block diffusion, or one token a forward", _mode, MODES),
+    "/watch": Command(
+        "/watch off|block|heat",
+        "the active block: hidden, shown, coloured by confidence",
+        _watch,
+        WATCH,
+    ),
+    "/exit": Command("/exit", "leave (so does Ctrl-D)", _exit),
+}

@@ -1,0 +1,61 @@
+"""Flags and `/set` keys that change nothing together with others: said, never silently ignored."""
+
+from collections.abc import Collection
+
+from clover_local.cli import console
+from clover_local.decoding.settings import Settings
+from clover_local.errors import SettingsError
+
+
+def without_effect(given: Collection[str], settings: Settings) -> list[tuple[str, str]]:
+    """The settings among `given` that do nothing, each with the reason."""
+    rules = (
+        (settings.mode == "ar", "threshold sampler", "in mode ar"),
+        (settings.temperature == 0, "top_k top_p seed", "at temperature 0"),
+        (
+            settings.length_penalty == 0,
+            "length_penalty_start length_penalty_window",
+            "while length_penalty is 0",
+        ),
+        (
+            settings.think_end_bias == 0,
+            "think_end_start think_end_window",
+            "while think_end_bias is 0",
+        ),
+    )
+    return [
+        (name, why)
+        for holds, names, why in rules
+        if holds
+        for name in names.split()
+        if name in given
+    ]
+
+
+def without_template(
+    given: Collection[str], *, bypass: str | None, can_think: bool
+) -> list[tuple[str, str]]:
+    """As `without_effect`, for flags that only a chat template reads.
+
+    Args:
+        bypass: the flag that replaces the template, if there is one.
+        can_think: whether the template has a switch for thinking.
+    """
+    if bypass is not None:
+        return [(name, f"with {bypass}") for name in given]
+    if "think" in given and not can_think:
+        return [("think", "with this model: its chat template has no switch for it")]
+    return []
+
+
+def report(findings: Collection[tuple[str, str]], *, strict: bool) -> None:
+    """Notes each (flag, reason); with `strict` an error instead.
+
+    Raises:
+        SettingsError: `strict`, and there is something to report.
+    """
+    sentences = [f"--{name.replace('_', '-')} has no effect {why}" for name, why in findings]
+    if sentences and strict:
+        raise SettingsError(f"{'; '.join(sentences)}: leave it out, or drop --strict")
+    for sentence in sentences:
+        console.note(f"note: {sentence}")

@@ -1,0 +1,132 @@
+"""`clover-local generate`: one answer."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from clover_local.cli import console, start
+from clover_local.cli import options as o
+from clover_local.cli.interrupt import INTERRUPTED, follow
+from clover_local.cli.prompts import messages, parse_ids, read_prompt
+from clover_local.cli.status import stats_rows
+
+if TYPE_CHECKING:
+    from clover_local.decoding.events import Event
+    from clover_local.session import Session
+
+RawOpt = Annotated[
+    bool, typer.Option("--raw", help="The prompt as it is, without the chat template.")
+]
+FileOpt = Annotated[
+    Path | None,
+    typer.Option("--file", "-f", metavar="FILE", help="Read the prompt from FILE; - is stdin."),
+]
+PromptIdsOpt = Annotated[
+    str | None, typer.Option(metavar="IDS", help="The prompt as token ids: 1,2,3.")
+]
+TraceOpt = Annotated[
+    Path | None, typer.Option(metavar="FILE", help="Write what every pass did, as JSON lines.")
+]
+StatsOpt = Annotated[bool, typer.Option("--stats", help="Show speed and memory on stderr.")]
+
+
+def generate(
+    call: typer.Context,
+    model: o.ModelArg,
+    prompt: o.PromptOpt = None,
+    file: FileOpt = None,
+    prompt_ids: PromptIdsOpt = None,
+    raw: RawOpt = False,
+    system: o.SystemOpt = None,
+    think: o.ThinkOpt = None,
+    mode: o.ModeOpt = None,
+    max_new_tokens: o.MaxNewTokensOpt = None,
+    threshold: o.ThresholdOpt = None,
+    sampler: o.SamplerOpt = None,
+    temperature: o.TemperatureOpt = None,
+    top_k: o.TopKOpt = None,
+    top_p: o.TopPOpt = None,
+    seed: o.SeedOpt = None,
+    suppress: o.SuppressOpt = None,
+    presence_penalty: o.PresencePenaltyOpt = None,
+    frequency_penalty: o.FrequencyPenaltyOpt = None,
+    repetition_penalty: o.RepetitionPenaltyOpt = None,
+    length_penalty: o.LengthPenaltyOpt = None,
+    length_penalty_start: o.LengthPenaltyStartOpt = None,
+    length_penalty_window: o.LengthPenaltyWindowOpt = None,
+    think_end_bias: o.ThinkEndBiasOpt = None,
+    think_end_start: o.ThinkEndStartOpt = None,
+    think_end_window: o.ThinkEndWindowOpt = None,
+    context: o.ContextOpt = None,
+    device: o.DeviceOpt = None,
+    dtype: o.DtypeOpt = None,
+    trace: TraceOpt = None,
+    stats: StatsOpt = False,
+    as_json: o.JsonOpt = False,
+    strict: o.StrictOpt = False,
+    quiet: o.QuietOpt = False,
+) -> None:
+    """Write one answer to a prompt from -p, a file, a pipe, or token ids."""
+    given = o.given_settings(call)
+    text, ids = _prompt(prompt, file=file, prompt_ids=prompt_ids, raw=raw)
+    template_flags = {"system": system, "think": think, "raw": raw if raw and ids else None}
+    bypass = "--prompt-ids" if ids else "--raw" if raw else None
+    opened, resolved = start.open_model(
+        model, given, template_flags=template_flags, bypass=bypass, strict=strict
+    )
+    if not raw and not ids:
+        text = opened.tokenizer.render(messages(text, system=system), enable_thinking=think)
+    with start.trace(opened, trace) as tracing:
+        session = start.load(opened, resolved.settings, context=context, device=device, dtype=dtype)
+        session.generator.trace = tracing
+        finished = _answer(session, ids or opened.tokenizer.encode(text), as_json=as_json)
+    _report(session, as_json=as_json, stats=stats)
+    if not finished:
+        raise typer.Exit(INTERRUPTED)
+
+
+def _prompt(
+    text: str | None, *, file: Path | None, prompt_ids: str | None, raw: bool
+) -> tuple[str, list[int] | None]:
+    """The text to answer, or the ids that replace it."""
+    if prompt_ids is None:
+        return read_prompt(text, file=file, keep_newline=raw), None
+    if text is not None or file is not None:
+        raise typer.BadParameter("--prompt-ids excludes --prompt and --file")
+    return "", [*parse_ids(prompt_ids, flag="--prompt-ids")]
+
+
+def _answer(session: Session, ids: list[int], *, as_json: bool) -> bool:
+    """Runs; prints text as it is committed, unless JSON follows. False: interrupted."""
+    from clover_local.decoding.events import BlockCommitted
+    from clover_local.tokenizer import TextStream
+
+    stream = TextStream(session.opened.tokenizer)
+    stop_ids = session.generator.settings.stop_ids
+
+    def show(event: Event) -> None:
+        if isinstance(event, BlockCommitted) and not as_json:
+            console.text(
+                stream.push([token for token in event.tokens if token not in stop_ids]), end=""
+            )
+
+    finished = follow(session.generator.run(ids), show)
+    if not as_json:
+        console.text(stream.flush())
+    return finished
+
+
+def _report(session: Session, *, as_json: bool, stats: bool) -> None:
+    """What is known only at the end."""
+    result = session.generator.result
+    if result is None:
+        return  # interrupted before the run had begun
+    if as_json:
+        text = session.opened.tokenizer.decode(result.text_ids)
+        console.print_json(result.to_json(text=text))
+    if stats:
+        console.show_table("Stats", stats_rows(result.stats), stream=sys.stderr)

@@ -1,0 +1,205 @@
+"""`clover-local info`: what a model is, from its config and the headers of its weight files."""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from math import prod
+
+from clover_local.checkpoint import Checkpoint, ParameterCount, count_parameters, open_checkpoint
+from clover_local.cli import console
+from clover_local.cli.options import JsonOpt, ModelArg
+from clover_local.config import (
+    GenerationConfig,
+    ModelConfig,
+    read_generation_config,
+    read_json_object,
+    read_model_config,
+)
+from clover_local.errors import CheckpointError, CloverError
+from clover_local.hub import DESCRIPTION_FILES, locate
+
+
+@dataclass(frozen=True)
+class WeightFacts:
+    """The weight files: bytes on disk, numbers by dtype, and the modes that they allow."""
+
+    bytes: int
+    parameters_by_dtype: dict[str, int]
+    diffusion_parameters: bool
+    modes: tuple[str, ...]
+    notes: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class TokenizerFacts:
+    """The tokenizer and the chat template."""
+
+    tokens: int
+    chat_template: bool
+    can_think: bool
+
+
+@dataclass(frozen=True)
+class ModelFacts:
+    """What `info` shows, and with `--json` its keys.
+
+    `weights` and `tokenizer` are null when they are absent, or so damaged that `problems` says why.
+    """
+
+    model: str
+    folder: str
+    architectures: tuple[str, ...]
+    parameters: ParameterCount
+    config: ModelConfig
+    response_controls: dict[str, object]
+    weight_files: int
+    weights: WeightFacts | None
+    has_tokenizer: bool
+    tokenizer: TokenizerFacts | None
+    problems: tuple[str, ...]
+
+
+def info(model: ModelArg, as_json: JsonOpt = False) -> None:
+    """Show what MODEL is: its shape, its weights, what it can do."""
+    facts = describe(model)
+    if as_json:
+        console.print_json(asdict(facts))
+    else:
+        console.show_table(model, [*_config_rows(facts), *_file_rows(facts)])
+    if facts.problems:
+        raise CheckpointError("; ".join(facts.problems))
+
+
+def describe(model: str) -> ModelFacts:
+    """Reads config, headers and tokenizer of a model, but no weights.
+
+    Raises:
+        CheckpointError, HubError, ConfigError: no such model, or a config that cannot be used. What
+            is wrong with weights and tokenizer is in `problems`.
+    """
+    from clover_local.tokenizer import Tokenizer  # late: `--help` need not wait for it
+
+    folder = locate(model, files=DESCRIPTION_FILES)
+    config = read_model_config(folder)
+    generation = read_generation_config(folder, config)
+    architectures = read_json_object(folder / "config.json").get("architectures")
+    weight_files = sum(1 for _ in folder.glob("*.safetensors"))
+    has_tokenizer = (folder / "tokenizer.json").is_file()
+    weights = tokens = None
+    problems = []
+    try:
+        if weight_files:
+            checkpoint = open_checkpoint(folder, config)
+            weights = _weight_facts(checkpoint)
+            checkpoint.require_fit()
+    except CloverError as error:
+        problems.append(str(error))
+    try:
+        if has_tokenizer:
+            tokenizer = Tokenizer.load(folder)
+            tokens = TokenizerFacts(tokenizer.size, tokenizer.has_template, tokenizer.can_think)
+            tokenizer.require_fit(config.vocab_size)
+            tokenizer.check_templates()
+    except CloverError as error:
+        problems.append(str(error))
+    return ModelFacts(
+        model=model,
+        folder=str(folder),
+        architectures=tuple(map(str, architectures)) if isinstance(architectures, list) else (),
+        parameters=count_parameters(
+            config, diffusion=weights is None or weights.diffusion_parameters
+        ),
+        config=config,
+        response_controls=_controls(generation),
+        weight_files=weight_files,
+        weights=weights,
+        has_tokenizer=has_tokenizer,
+        tokenizer=tokens,
+        problems=tuple(problems),
+    )
+
+
+def _weight_facts(checkpoint: Checkpoint) -> WeightFacts:
+    by_dtype: Counter[str] = Counter()
+    for tensor in checkpoint.tensors.values():
+        by_dtype[tensor.dtype] += prod(tensor.shape)
+    return WeightFacts(
+        bytes=sum(shard.nbytes for shard in checkpoint.shards),
+        parameters_by_dtype=dict(by_dtype.most_common()),
+        diffusion_parameters=checkpoint.has_diffusion,
+        modes=("denoise", "ar") if checkpoint.has_diffusion else ("ar",),
+        notes=checkpoint.notes,
+    )
+
+
+def _controls(generation: GenerationConfig) -> dict[str, object]:
+    controls = asdict(generation)
+    del controls["given"]
+    return {**controls, "stop_ids": generation.stop_ids}
+
+
+def _config_rows(facts: ModelFacts) -> list[tuple[str, str]]:
+    config, count = facts.config, facts.parameters
+    attention = sum(map(config.is_attention, range(config.num_hidden_layers)))
+    coreset = f"experts of mass {config.coreset_top_p:g}" if config.coreset_enabled else "off"
+    return [
+        ("folder", facts.folder),
+        ("architecture", _listed(facts.architectures)),
+        ("parameters", f"{_count(count.total)}, {_count(count.active)} active per token"),
+        (
+            "layers",
+            f"{config.num_hidden_layers}: {config.num_hidden_layers - attention} Gated DeltaNet, "
+            f"{attention} attention; hidden size {config.hidden_size}",
+        ),
+        (
+            "experts",
+            f"{config.num_experts} a layer, {config.num_experts_per_tok} per token + 1 shared",
+        ),
+        ("vocabulary", f"{config.vocab_size}"),
+        ("context", f"{config.max_position_embeddings} tokens"),
+        ("block", f"{config.block_size} rows, mask id {config.mask_token_id}"),
+        ("threshold", f"{config.threshold:g}"),
+        ("coreset", coreset),
+    ]
+
+
+def _file_rows(facts: ModelFacts) -> list[tuple[str, str]]:
+    default = _controls(GenerationConfig())
+    controls = [
+        f"{key} {_listed(value) if isinstance(value, tuple) else value}"
+        for key, value in facts.response_controls.items()
+        if value != default[key]
+    ]
+    rows = [("response controls", _listed(controls))]
+    weights, tokenizer = facts.weights, facts.tokenizer
+    if weights is None:
+        rows.append(("weights", "unreadable" if facts.weight_files else "absent"))
+    else:
+        dtypes = [f"{dtype} {_count(n)}" for dtype, n in weights.parameters_by_dtype.items()]
+        present = "present" if weights.diffusion_parameters else "absent"
+        rows += [
+            ("weights", f"{_count(weights.bytes)}B in {facts.weight_files} file(s)"),
+            ("dtype", _listed(dtypes)),
+            ("diffusion parameters", f"{present}; modes: {_listed(weights.modes)}"),
+            *(("note", note) for note in weights.notes),
+        ]
+    if tokenizer is None:
+        rows.append(("tokenizer", "unreadable" if facts.has_tokenizer else "absent"))
+    else:
+        thinking = "with" if tokenizer.can_think else "without"
+        template = f"yes, {thinking} a switch for thinking" if tokenizer.chat_template else "none"
+        rows += [("tokenizer", f"{tokenizer.tokens} tokens"), ("chat template", template)]
+    rows.append(("unknown config keys", _listed(facts.config.unknown_keys)))
+    return rows
+
+
+def _listed(items: Sequence[object]) -> str:
+    return ", ".join(map(str, items)) or "none"
+
+
+def _count(number: int) -> str:
+    """34660000000 as `34.7 G`."""
+    for power, unit in ((9, "G"), (6, "M"), (3, "k")):
+        if number >= 10**power:
+            return f"{number / 10**power:.3g} {unit}"
+    return f"{number} "

@@ -1,0 +1,46 @@
+"""Ctrl-C while an answer is made: it stops the answer, once, and leaves all else standing."""
+
+import signal
+from collections.abc import Callable, Generator, Iterator
+from contextlib import closing, contextmanager
+from types import FrameType
+from typing import TypeVar
+
+INTERRUPTED = 130
+"""Exit code after Ctrl-C: 128 + SIGINT."""
+
+Event = TypeVar("Event")
+
+
+def follow(events: Generator[Event, None, None], on_event: Callable[[Event], None]) -> bool:
+    """Hands every event to `on_event`, closes `events`; returns False when Ctrl-C ended it early.
+
+    Ctrl-C is KeyboardInterrupt wherever it strikes, between two forwards or inside one; while
+    `events` close, further ones are ignored.
+    """
+    with single_interrupt(), closing(events):
+        try:
+            for event in events:
+                on_event(event)
+        except KeyboardInterrupt:
+            return False
+    return True
+
+
+@contextmanager
+def single_interrupt() -> Iterator[None]:
+    """Within it, the first Ctrl-C raises KeyboardInterrupt and later ones do nothing."""
+
+    def interrupt(signal_number: int, frame: FrameType | None) -> None:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        raise KeyboardInterrupt
+
+    before = signal.getsignal(signal.SIGINT)
+    if before is signal.SIG_IGN:  # a shell's background job: Ctrl-C is meant for others
+        yield
+        return
+    signal.signal(signal.SIGINT, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)

@@ -1,0 +1,97 @@
+"""The input line of a terminal, by prompt_toolkit: history, completion, several lines."""
+
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+
+from prompt_toolkit import PromptSession
+from prompt_toolkit.completion import CompleteEvent, Completer, Completion
+from prompt_toolkit.document import Document
+from prompt_toolkit.filters import is_searching
+from prompt_toolkit.history import FileHistory, History, InMemoryHistory
+from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
+
+from clover_local.cli import console
+from clover_local.cli.lines import unquote
+
+
+class CommandCompleter(Completer):
+    """Completes slash commands, and the first argument of those that have a list of values."""
+
+    def __init__(self, choices: Mapping[str, Sequence[str]]) -> None:
+        """`choices`: per command the values that may follow it."""
+        self._choices = choices
+
+    def get_completions(
+        self, document: Document, complete_event: CompleteEvent
+    ) -> Iterable[Completion]:
+        text = document.text_before_cursor
+        if not text.startswith("/"):
+            return
+        command, space, argument = text.partition(" ")
+        candidates, typed = (
+            (self._choices.get(command, ()), argument) if space else (self._choices, command)
+        )
+        for candidate in candidates:
+            if candidate.startswith(typed):
+                yield Completion(candidate, start_position=-len(typed))
+
+
+class LineEditor:
+    """Reads questions from a terminal."""
+
+    def __init__(self, choices: Mapping[str, Sequence[str]]) -> None:
+        self._session: PromptSession[str] = PromptSession(
+            history=_history(),
+            completer=CommandCompleter(choices),
+            complete_while_typing=False,
+            multiline=True,
+            key_bindings=_bindings(),
+            prompt_continuation="  ",
+        )
+
+    def read(self) -> str:
+        """The next question.
+
+        Raises:
+            KeyboardInterrupt: Ctrl-C.
+            EOFError: Ctrl-D on an empty line.
+        """
+        text = self._session.prompt("> ")
+        return unquote(text) or ""
+
+
+def history_path() -> Path:
+    """Where questions are kept: `$XDG_STATE_HOME/clover-local/history`."""
+    state = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
+    return Path(state) / "clover-local" / "history"
+
+
+def _history() -> History:
+    path = history_path()
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch(mode=0o600)
+        path.open("a").close()
+    except OSError as error:
+        console.note(f"note: no history is kept: {path}: {error.strerror}")
+        return InMemoryHistory()
+    return FileHistory(path)
+
+
+def _bindings() -> KeyBindings:
+    bindings = KeyBindings()
+
+    @bindings.add("enter", filter=~is_searching)
+    def _(event: KeyPressEvent) -> None:
+        buffer = event.current_buffer
+        if unquote(buffer.text) is None:
+            buffer.insert_text("\n")
+        else:
+            buffer.validate_and_handle()
+
+    @bindings.add("escape", "enter")
+    def _(event: KeyPressEvent) -> None:
+        event.current_buffer.insert_text("\n")
+
+    return bindings

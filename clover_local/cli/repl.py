@@ -1,0 +1,126 @@
+"""The loop of `clover-local chat`: a line in, a command or an answer out."""
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from clover_local.chat import Piece
+from clover_local.cli import commands, console
+from clover_local.cli.commands import ChatState
+from clover_local.cli.interrupt import follow
+from clover_local.cli.lines import questions
+from clover_local.cli.live import AnswerView
+from clover_local.cli.status import ending, status_line
+from clover_local.decoding.events import Event, PassDone, PromptProgress
+from clover_local.errors import CloverError
+
+
+def converse(chat: ChatState) -> None:
+    """Talks with a person at a terminal until `/exit` or Ctrl-D; an error ends only its turn."""
+    from clover_local.cli.line_editor import LineEditor
+
+    editor = LineEditor({name: command.choices for name, command in commands.COMMANDS.items()})
+    while True:
+        try:
+            line = editor.read()
+            if line.startswith("/"):
+                commands.execute(line, chat)
+            elif line.strip():
+                with hidden_keys():
+                    answer_live(chat, line)
+        except KeyboardInterrupt:
+            continue  # at the prompt: the line is dropped
+        except EOFError:
+            return
+        except CloverError as error:
+            console.error(str(error))
+
+
+def converse_plainly(chat: ChatState) -> bool:
+    """Answers the lines of stdin in plain text; returns False when one of them failed.
+
+    Raises:
+        KeyboardInterrupt: Ctrl-C, which ends the program here.
+    """
+    all_well = True
+    for line in questions(sys.stdin.buffer):
+        try:
+            if line.startswith("/"):
+                commands.execute(line, chat)
+            elif line.strip():
+                answer_plainly(chat, line)
+        except EOFError:
+            break
+        except CloverError as error:
+            console.error(str(error))
+            all_well = False
+    return all_well
+
+
+def answer_live(chat: ChatState, question: str) -> None:
+    """One answer with the active block in view, and a line on what it cost."""
+    settings = chat.resolved.settings
+    view = AnswerView(
+        chat.conversation.tokenizer.decode, mask_token_id=settings.mask_token_id, watch=chat.watch
+    )
+
+    def show(event: Event | Piece) -> None:
+        if isinstance(event, Piece):
+            view.add(event)
+        elif isinstance(event, PassDone):
+            view.show_block(event)
+        elif isinstance(event, PromptProgress):
+            view.show_prompt(event)
+
+    try:
+        follow(chat.conversation.ask(question), show)
+    finally:
+        view.close()
+    chat.last = chat.conversation.generator.result
+    if chat.last is not None:
+        console.text(status_line(chat.last), dim=True)
+
+
+def answer_plainly(chat: ChatState, question: str) -> None:
+    """One answer on stdout as it is committed; thinking goes to stderr.
+
+    Raises:
+        KeyboardInterrupt: Ctrl-C.
+    """
+
+    def show(event: Event | Piece) -> None:
+        if isinstance(event, Piece) and event.thinking:
+            console.aside(event.text)
+        elif isinstance(event, Piece):
+            console.text(event.text, end="")
+
+    finished = follow(chat.conversation.ask(question), show)
+    console.text("")
+    chat.last = chat.conversation.generator.result
+    if not finished:
+        raise KeyboardInterrupt
+    if chat.last is not None and ending(chat.last.finish_reason):
+        console.note(status_line(chat.last))
+
+
+@contextmanager
+def hidden_keys() -> Iterator[None]:
+    """Within it, the terminal does not echo what is typed: that would spoil the view."""
+    restore = _stop_echo()
+    try:
+        yield
+    finally:
+        restore()
+
+
+def _stop_echo() -> Callable[[], None]:
+    try:
+        import termios  # not on Windows
+    except ImportError:
+        return lambda: None
+    descriptor = sys.stdin.fileno()
+    before = termios.tcgetattr(descriptor)
+    without_echo = [*before]
+    without_echo[3] &= ~termios.ECHO
+    termios.tcsetattr(descriptor, termios.TCSADRAIN, without_echo)
+    return lambda: termios.tcsetattr(descriptor, termios.TCSADRAIN, before)

@@ -1,0 +1,79 @@
+"""Model and settings of a command that runs a model: files and flags first, weights after that."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from clover_local.cli import console, effects
+from clover_local.decoding.settings import ResolvedSettings, Settings, resolve
+
+if TYPE_CHECKING:
+    from clover_local.decoding.trace import Trace
+    from clover_local.session import OpenModel, Session
+
+
+def open_model(
+    name: str,
+    given: Mapping[str, object],
+    *,
+    template_flags: Mapping[str, object],
+    bypass: str | None = None,
+    strict: bool,
+) -> tuple[OpenModel, ResolvedSettings]:
+    """The model's files, checked, and its settings with the given ones on top.
+
+    Flags without effect are noted, or with `strict` an error.
+
+    Args:
+        template_flags: flags that only the chat template reads; None = not given.
+        bypass: the flag that replaces the template, if there is one.
+    """
+    from clover_local import session
+
+    opened = session.open_model(name)
+    for note in opened.checkpoint.notes:
+        console.note(f"note: {note}")
+    resolved = resolve(opened.config, opened.generation, given)
+    effects.report(
+        effects.without_effect(given, resolved.settings)
+        + effects.without_template(
+            [flag for flag, value in template_flags.items() if value is not None],
+            bypass=bypass,
+            can_think=opened.tokenizer.can_think,
+        ),
+        strict=strict,
+    )
+    return opened, resolved
+
+
+def load(
+    opened: OpenModel,
+    settings: Settings,
+    *,
+    context: int | None,
+    device: str | None,
+    dtype: str | None,
+) -> Session:
+    """The model in memory, with progress on stderr."""
+    from clover_local import session
+
+    with console.progress(f"loading {opened.name}") as on_progress:
+        loaded = session.load(
+            opened, settings, context=context, device=device, dtype=dtype, on_progress=on_progress
+        )
+    if settings.temperature > 0:
+        console.note(f"seed {settings.seed}")
+    return loaded
+
+
+def trace(opened: OpenModel, path: Path | None) -> AbstractContextManager[Trace | None]:
+    """The trace to write to `path`; none without a path."""
+    if path is None:
+        return nullcontext()
+    from clover_local.decoding.trace import Trace
+    from clover_local.session import fingerprint
+
+    return Trace(path, model_hash=fingerprint(opened))

@@ -1,0 +1,64 @@
+"""What a run cost, in words: the line after an answer, and the rows of `--stats` and `/stats`."""
+
+from dataclasses import fields
+
+from clover_local.decoding.result import GenerationResult, Stats
+
+UNITS = {
+    "ms_per_preview": "ms",
+    "ms_per_commit": "ms",
+    "prompt_tokens_per_second": "/s",
+    "tokens_per_second": "/s",
+}
+
+
+def status_line(result: GenerationResult) -> str:
+    """Speed and memory of one answer, and why it ended where that is worth knowing."""
+    stats = result.stats
+    parts = [f"{len(result.tokens)} tokens"]
+    if stats.tokens_per_second is not None:
+        parts.append(f"{stats.tokens_per_second:.0f} tok/s")
+    if stats.tokens_per_forward is not None:
+        parts.append(f"{stats.tokens_per_forward:.1f} a forward")
+    if result.blocks:
+        passes = sum(len(block.passes) for block in result.blocks) / len(result.blocks)
+        parts.append(f"{passes:.1f} passes a block")
+    if stats.ms_per_preview is not None:
+        parts.append(f"{stats.ms_per_preview:.1f} ms a pass")
+    memory = stats.device_peak_bytes or stats.host_peak_bytes
+    if memory is not None:
+        parts.append(f"{size(memory)} at most")
+    return " · ".join(parts) + ending(result.finish_reason)
+
+
+def ending(finish_reason: str) -> str:
+    """What to add when an answer did not end by itself."""
+    return {
+        "length": " · cut at max_new_tokens",
+        "context": " · the context is full: /new starts afresh",
+        "cancelled": " · stopped",
+    }.get(finish_reason, "")
+
+
+def stats_rows(stats: Stats) -> list[tuple[str, str]]:
+    """(name, value) of everything that was measured."""
+    return [(field.name, _shown(field.name, getattr(stats, field.name))) for field in fields(stats)]
+
+
+def _shown(name: str, value: float | None) -> str:
+    if value is None:
+        return "-"
+    if "bytes" in name:
+        return size(int(value))
+    number = f"{value:.2f}" if isinstance(value, float) else str(value)
+    return " ".join([number, *filter(None, [UNITS.get(name)])])
+
+
+def size(nbytes: int) -> str:
+    """A number of bytes for a reader, in decimal units."""
+    amount = float(nbytes)
+    for unit in ("B", "kB", "MB"):
+        if amount < 1000:
+            return f"{amount:.0f} {unit}"
+        amount /= 1000
+    return f"{amount:.1f} GB"

@@ -1,0 +1,222 @@
+"""The view of an answer, on a terminal of a few lines of Python."""
+
+import os
+import random
+import re
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import pytest
+
+from clover_local.chat import Piece
+from clover_local.cli import console
+from clover_local.cli.live import AnswerView, Throttle
+from clover_local.decoding.events import PassDone, PromptProgress
+from clover_local.decoding.result import Fixed
+
+Call = Callable[..., Any]
+"""A fixture that is called with the arguments of a command, or of a terminal."""
+
+MASK = 99
+WORDS = ["a", "bc", "déf", "漢字", "\n", "-" * 7, "🙂", "x\ny", ""]
+
+
+class Screen:
+    """Rows of cells; knows what the view writes: text, CR, LF, cursor up and right, erase below."""
+
+    def __init__(self, width: int) -> None:
+        self.width = width
+        self.rows: list[list[str]] = [[]]
+        self.row = self.column = 0
+
+    def write(self, text: str) -> None:
+        for part in re.findall(r"\x1b\[\d*[A-Za-z]|.", text, flags=re.DOTALL):
+            if part.startswith("\x1b"):
+                self._control(int(part[2:-1] or 1), part[-1])
+            elif part == "\r":
+                self.column = 0
+            elif part == "\n":
+                self.row, self.column = self.row + 1, 0
+            elif part == "\t":
+                self.column = min((self.column // 8 + 1) * 8, self.width - 1)
+            else:
+                self._put(part)
+            while self.row >= len(self.rows):
+                self.rows.append([])
+
+    def _control(self, count: int, kind: str) -> None:
+        if kind == "A":
+            assert self.row >= count, "moved above the first line"
+            self.row -= count
+        elif kind == "C":
+            self.column = min(self.column + count, self.width - 1)
+        elif kind == "J":
+            del self.rows[self.row + 1 :]
+            del self.rows[self.row][self.column :]
+        else:
+            raise AssertionError(f"unknown control {kind}")
+
+    def _put(self, character: str) -> None:
+        cells = 2 if ord(character) > 0x2E80 else 1
+        if self.column + cells > self.width:
+            self.row, self.column = self.row + 1, 0
+            if self.row >= len(self.rows):
+                self.rows.append([])
+        row = self.rows[self.row]
+        row += [" "] * (self.column - len(row))
+        row[self.column : self.column + cells] = [character, ""][:cells]
+        self.column += cells
+
+    @property
+    def lines(self) -> list[str]:
+        text = ["".join(row).rstrip() for row in self.rows]
+        while text and not text[-1]:
+            text.pop()
+        return text
+
+
+@pytest.fixture
+def screen(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Screen]:
+    """Makes the terminal that the view writes to."""
+
+    def make(*, width: int, height: int = 24) -> Screen:
+        terminal = Screen(width)
+        size = os.terminal_size((width, height))
+        monkeypatch.setattr(shutil, "get_terminal_size", lambda: size)
+        monkeypatch.setattr(console, "write", terminal.write)
+        monkeypatch.setattr(console, "can_show", lambda glyphs: True)
+        return terminal
+
+    return make
+
+
+def view(*, watch: str = "block") -> AnswerView:
+    """A view that paints every pass; token i is WORDS[i]."""
+
+    def decode(tokens: Sequence[int]) -> str:
+        return "".join(WORDS[token] for token in tokens)
+
+    always = Throttle(interval=0, clock=lambda: 0)
+    return AnswerView(decode, mask_token_id=MASK, watch=watch, throttle=always)
+
+
+def done(*tokens: int, number: int = 0, fixed: tuple[Fixed, ...] = ()) -> PassDone:
+    return PassDone(0, 0, number, tokens, fixed, 1.0)
+
+
+def visible(text: str) -> Piece:
+    return Piece(text, thinking=False)
+
+
+def test_the_active_block_follows_the_text_and_masks_fill(screen: Call) -> None:
+    terminal, answer = screen(width=40), view()
+    answer.add(visible("so: "))
+    answer.show_block(done(MASK, 1, MASK))
+    assert terminal.lines == ["so: ░bc░"]
+    answer.show_block(done(0, 1, MASK, number=1))
+    assert terminal.lines == ["so: abc░"]
+    answer.add(visible("abc!"))
+    assert terminal.lines == ["so: abc!"]
+
+
+def test_watch_off_shows_committed_text_only(screen: Call) -> None:
+    terminal, answer = screen(width=40), view(watch="off")
+    answer.show_block(done(MASK, 1))
+    answer.add(visible("bc"))
+    assert terminal.lines == ["bc"]
+
+
+def test_a_text_that_ends_at_the_right_edge_goes_on_in_the_next_line(screen: Call) -> None:
+    terminal, answer = screen(width=4), view()
+    answer.add(visible("abcd"))
+    answer.show_block(done(MASK))
+    assert terminal.lines == ["abcd", "░"]
+    answer.add(visible("e"))
+    assert terminal.lines == ["abcd", "e"]
+
+
+def test_a_tab_moves_to_the_next_stop(screen: Call) -> None:
+    terminal, answer = screen(width=30), view()
+    answer.add(visible("a\tb"))
+    answer.show_block(done(MASK))
+    answer.add(visible("c"))
+    assert terminal.lines == ["a       bc"]
+
+
+def test_a_block_higher_than_the_terminal_is_cut(screen: Call) -> None:
+    terminal, answer = screen(width=10, height=6), view()
+    answer.show_block(done(*[7] * 12))  # 12 times x, newline, y
+    assert len(terminal.lines) == 5
+    answer.add(visible("end"))
+    assert terminal.lines == ["end"]
+
+
+def test_visible_text_starts_in_a_line_of_its_own_after_thinking(screen: Call) -> None:
+    terminal, answer = screen(width=20), view()
+    answer.add(Piece("hm", thinking=True))
+    answer.add(visible("Yes."))
+    assert terminal.lines == ["hm", "", "Yes."]
+
+
+def test_closing_takes_the_block_away_and_ends_the_line(screen: Call) -> None:
+    terminal, answer = screen(width=20), view()
+    answer.add(visible("half an"))
+    answer.show_block(done(MASK, MASK))
+    answer.close()
+    terminal.write("> ")
+    assert terminal.lines == ["half an", ">"]
+
+
+def test_control_characters_of_the_model_never_reach_the_terminal(screen: Call) -> None:
+    terminal, answer = screen(width=30), view()
+    answer.add(visible("a\x1b[2Jb\x07c"))
+    assert terminal.lines == ["a[2Jbc"]
+
+
+def test_a_long_prompt_shows_how_far_it_is(screen: Call) -> None:
+    terminal, answer = screen(width=60), view()
+    answer.show_prompt(PromptProgress(512, 1300))
+    assert terminal.lines == ["reading the prompt: 512 of 1300 tokens"]
+    answer.add(visible("ok"))
+    assert terminal.lines == ["ok"]
+
+
+@pytest.mark.parametrize("width", [3, 7, 16, 80])
+def test_painting_never_changes_what_is_left_at_the_end(screen: Call, width: int) -> None:
+    chance = random.Random(width)
+    terminal, answer = screen(width=width, height=9), view()
+    text = ""
+    for _ in range(60):
+        block = [chance.choice([*range(len(WORDS)), MASK]) for _ in range(chance.randrange(1, 9))]
+        answer.show_block(done(*block))
+        if chance.random() < 0.5:
+            text += (piece := chance.choice(WORDS))
+            answer.add(visible(piece))
+    answer.close()
+    painted = terminal.lines
+    plain = Screen(width)
+    plain.write(text)
+    assert [line for line in painted if line] == [line for line in plain.lines if line]
+
+
+def test_heat_colours_a_token_by_its_confidence(
+    screen: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    screen(width=40)
+    written: list[str] = []
+    monkeypatch.setattr(console, "write", written.append)
+    monkeypatch.setattr(console, "has_colour", lambda stream: True)
+    answer = view(watch="heat")
+    answer.show_block(done(0, 1, MASK, fixed=(Fixed(0, 0, 0.999), Fixed(1, 1, 0.3))))
+    assert "\x1b[32ma\x1b[0m\x1b[31mbc\x1b[0m\x1b[2m░\x1b[0m" in written[0]
+
+
+def test_a_slow_terminal_gets_fewer_frames() -> None:
+    times: Iterator[float] = iter([0.0, 0.0, 0.5, 1.0, 10.6, 10.6])
+    throttle = Throttle(interval=0.05, clock=lambda: next(times))
+    frames: list[str] = []
+    throttle.run(lambda: frames.append("takes half a second"))
+    throttle.run(lambda: frames.append("too early: 20 times that has not passed"))
+    throttle.run(lambda: frames.append("late enough"))
+    assert frames == ["takes half a second", "late enough"]

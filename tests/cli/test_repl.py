@@ -1,0 +1,158 @@
+"""The chat loop: on a pseudo-terminal as a person has it, and in a pipe."""
+
+import io
+import os
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from clover_local.cli import repl
+from clover_local.cli.commands import ChatState
+
+pexpect = pytest.importorskip("pexpect")
+READY = "\x1b[?2004h"  # the input line asks for bracketed paste when it is ready
+ENTER, CTRL_C, CTRL_D = "\r", "\x03", "\x04"
+STATUS = r"(\d+) tokens · .*\r\n"
+
+
+def pipe(monkeypatch: pytest.MonkeyPatch, content: bytes) -> None:
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(content), encoding="utf-8"))
+
+
+@pytest.fixture
+def terminal(golden_folder: Path, tmp_path: Path) -> Iterator[Any]:
+    """`clover-local chat` on the golden model, at its first prompt."""
+    environment = {
+        **os.environ,
+        "XDG_STATE_HOME": str(tmp_path),
+        "TERM": "xterm-256color",
+        "PROMPT_TOOLKIT_NO_CPR": "1",
+        "OMP_NUM_THREADS": "1",
+    }
+    child = pexpect.spawn(
+        sys.executable,
+        ["-m", "clover_local", "chat", str(golden_folder), "--max-new-tokens", "33"],
+        env=environment,
+        encoding="utf-8",
+        dimensions=(24, 80),
+        timeout=120,
+    )
+    child.expect_exact(READY)
+    yield child
+    child.close(force=True)
+
+
+@pytest.mark.skipif(os.name != "posix", reason="needs a pseudo-terminal")
+def test_a_person_chats(terminal: Any) -> None:
+    def enter(line: str, *expected: str) -> None:
+        terminal.send(line + ENTER)
+        for pattern in expected:
+            terminal.expect(pattern)
+        terminal.expect_exact(READY)
+
+    enter("hello", "░", STATUS)  # the active block was in view
+    assert terminal.match is not None
+
+    # Ctrl-C stops the answer only; the next question is answered in full.
+    enter("/set max_new_tokens 100000", "max_new_tokens = 100000")
+    terminal.send("go on" + ENTER)
+    terminal.expect("░")
+    terminal.send(CTRL_C)
+    terminal.expect(STATUS)
+    assert "stopped" in terminal.match.group(0)
+    terminal.expect_exact(READY)
+    enter("/set max_new_tokens 5", "max_new_tokens = 5")
+    terminal.send("and now" + ENTER)
+    terminal.expect(STATUS)
+    assert terminal.match.group(1) == "5"
+    terminal.expect_exact(READY)
+
+    enter("/show", r"max_new_tokens[^\r]*m5 +/set")
+    enter("/stats", "recurrent")
+    enter("/shwo", "did you mean /show")
+    enter("/set treshold 1", "did you mean threshold")
+
+    terminal.send("half a line" + CTRL_C)  # clears the line, and the chat goes on
+    terminal.expect_exact(READY)
+    enter("/watch off", "watch: off")
+    terminal.send("/exit" + ENTER)
+    terminal.expect(pexpect.EOF)
+    terminal.close()
+    assert terminal.exitstatus == 0
+
+
+@pytest.mark.skipif(os.name != "posix", reason="needs a pseudo-terminal")
+def test_ctrl_d_leaves(terminal: Any) -> None:
+    terminal.send(CTRL_D)
+    terminal.expect(pexpect.EOF)
+    terminal.close()
+    assert terminal.exitstatus == 0
+
+
+def test_lines_of_a_pipe_are_answered_in_plain_text(
+    chat: ChatState, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pipe(monkeypatch, b"/set max_new_tokens 3\nhello\n\nand again\n/exit\nnever read\n")
+    assert repl.converse_plainly(chat)
+    out = capsys.readouterr().out
+    roles = [message["role"] for message in chat.conversation.messages]
+    assert roles == ["user", "assistant"] * 2
+    answers = [str(message["content"]) for message in chat.conversation.messages[1::2]]
+    assert out == f"max_new_tokens = 3\n{answers[0]}\n{answers[1]}\n"
+    assert not re.search("\x1b", out)
+
+
+def test_a_question_that_fails_leaves_the_next_ones_alone(
+    chat: ChatState, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    chat.conversation.generator.state.context = 128
+    pipe(monkeypatch, b"/nonsense\n" + b"x" * 200 + b"\nshort\n")
+    assert not repl.converse_plainly(chat)
+    outcome = capsys.readouterr()
+    assert outcome.err.count("error: ") == 2
+    assert "context holds 128" in outcome.err
+    assert [message["content"] for message in chat.conversation.messages[:1]] == ["short"]
+
+
+def test_thinking_goes_to_stderr_in_plain_text(
+    chat: ChatState, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from clover_local.chat import Piece
+
+    monkeypatch.setattr(
+        chat.conversation, "ask", lambda question: iter_pieces(("hm", True), ("Yes.", False))
+    )
+
+    def iter_pieces(*pieces: tuple[str, bool]) -> Iterator[Piece]:
+        yield from (Piece(text, thinking) for text, thinking in pieces)
+
+    repl.answer_plainly(chat, "well?")
+    outcome = capsys.readouterr()
+    assert outcome.out == "Yes.\n"
+    assert outcome.err.startswith("hm")
+
+
+def test_ctrl_c_ends_plain_text_and_leaves_the_chat_usable(
+    chat: ChatState, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = chat.conversation.generator.model
+    preview, calls = model.preview, []
+
+    def interrupted(*arguments: object) -> object:
+        calls.append(arguments)
+        if len(calls) == 40:
+            raise KeyboardInterrupt
+        return preview(*arguments)  # type: ignore[arg-type]
+
+    model.preview = interrupted  # type: ignore[method-assign, assignment]
+    with pytest.raises(KeyboardInterrupt):
+        repl.answer_plainly(chat, "hello")
+    assert chat.last is not None
+    assert chat.last.finish_reason == "cancelled"
+    repl.answer_plainly(chat, "again")
+    assert chat.last.finish_reason == "length"
+    assert chat.last.reused_tokens > 0

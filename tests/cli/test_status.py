@@ -1,0 +1,64 @@
+"""A run's cost in words."""
+
+import pytest
+
+from clover_local.cli.status import size, stats_rows, status_line
+from clover_local.decoding.result import Block, EmittedToken, Fixed, GenerationResult, Stats
+
+STATS = Stats(
+    forwards=10,
+    previews=8,
+    commits=2,
+    tokens_per_forward=3.2,
+    tokens_per_preview=4.0,
+    ms_per_preview=12.34,
+    ms_per_commit=None,
+    prompt_tokens_per_second=None,
+    tokens_per_second=123.4,
+    distinct_experts_per_layer=5.5,
+    hit_rate=1.0,
+    bytes_from_host=0,
+    device_peak_bytes=None,
+    host_peak_bytes=2_500_000_000,
+)
+
+
+def result(finish_reason: str, *, blocks: int = 2) -> GenerationResult:
+    token = EmittedToken(1, 0.5, 0, 0, "denoise")
+    passes = ((Fixed(0, 1, 0.5),),) * 4
+    block = Block(0, (1,), passes)
+    return GenerationResult((token,) * 32, 5, 0, finish_reason, "denoise", (block,) * blocks, STATS)
+
+
+def test_the_line_has_speed_passes_and_memory() -> None:
+    line = status_line(result("stop"))
+    for part in ("32 tokens", "123 tok/s", "3.2 a forward", "4.0 passes a block", "12.3 ms a pass"):
+        assert part in line
+    assert line.endswith("2.5 GB at most")
+
+
+@pytest.mark.parametrize(
+    ("reason", "words"),
+    [("length", "max_new_tokens"), ("context", "/new"), ("cancelled", "stopped")],
+)
+def test_the_line_says_why_an_answer_ended_early(reason: str, words: str) -> None:
+    assert words in status_line(result(reason))
+
+
+def test_modes_without_blocks_have_no_passes() -> None:
+    assert "passes" not in status_line(result("stop", blocks=0))
+
+
+def test_rows_show_units_and_what_was_not_measured() -> None:
+    rows = dict(stats_rows(STATS))
+    assert rows["ms_per_preview"] == "12.34 ms"
+    assert rows["ms_per_commit"] == "-"
+    assert rows["host_peak_bytes"] == "2.5 GB"
+    assert rows["forwards"] == "10"
+
+
+@pytest.mark.parametrize(
+    ("nbytes", "shown"), [(0, "0 B"), (999, "999 B"), (1_000, "1 kB"), (62_914_560, "63 MB")]
+)
+def test_sizes(nbytes: int, shown: str) -> None:
+    assert size(nbytes) == shown
