@@ -1,0 +1,1 @@
+"""The bundled demo model: package data, and the tasks it was trained on."""

@@ -1,0 +1,32 @@
+"""Days of the week and months, counted forward and backward."""
+
+from __future__ import annotations
+
+import random
+
+from clover_local.demo.tasks.example import Example, ask
+from clover_local.demo.tasks.facts import DAYS, NAMES
+
+MONTHS = (
+    *("January", "February", "March", "April", "May", "June", "July", "August"),
+    *("September", "October", "November", "December"),
+)
+EVENTS = ("party", "lunch", "trip", "game")
+
+
+def example(rng: random.Random) -> Example:
+    """One date question, mostly about somebody's event, else about the bare day or month."""
+    unit, cycle, most = rng.choice((("day", DAYS, 7), ("day", DAYS, 7), ("month", MONTHS, 6)))
+    start, steps = rng.randrange(len(cycle)), rng.randint(1, most)
+    after = rng.random() < 0.6
+    direction = "after" if after else "before"
+    span = f"{steps} {unit}{'s' if steps > 1 else ''} {direction} {cycle[start]}"
+    owner = "" if rng.random() < 0.15 else f"{rng.choice(NAMES)}'s {rng.choice(EVENTS)}"
+    if owner:
+        text = f"{owner} is {span}. Which {unit} is that?"
+    else:
+        text = f"{rng.choice(('Which', 'What'))} {unit} is {span}?"
+    end = cycle[(start + (steps if after else -steps)) % len(cycle)]
+    return Example(
+        family="calendar", messages=ask(text), answer=f"{span} is {end}.", key=f"{owner}:{span}"
+    )
