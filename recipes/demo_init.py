@@ -22,7 +22,8 @@ def initial_parameters(config: ModelConfig, seed: int) -> dict[str, Tensor]:
     d, depth = config.hidden_size, config.num_hidden_layers
 
     def draw(*shape: int, scale: float = 1.0) -> Tensor:
-        return torch.randn(shape, generator=generator) * scale * shape[-1] ** -0.5
+        value: Tensor = torch.randn(shape, generator=generator) * (scale * shape[-1] ** -0.5)
+        return value
 
     embedding = torch.randn(config.vocab_size, d, generator=generator)
     params = {
