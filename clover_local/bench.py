@@ -18,7 +18,7 @@ from torch import Tensor
 
 from clover_local.cache import SequenceState
 from clover_local.checkpoint import DOWN, GATE_UP, parameter_shapes
-from clover_local.config import ModelConfig
+from clover_local.config import FULL_ATTENTION, LINEAR_ATTENTION, ModelConfig
 from clover_local.experts import ResidentExperts
 from clover_local.model.clover import Clover, PassOutput
 
@@ -104,8 +104,7 @@ def real_layers(*, layers: int = 4, experts: int = 64, vocabulary: int = 32768) 
         hidden_size=2048,
         num_hidden_layers=layers,
         layer_types=tuple(
-            "full_attention" if (layer + 1) % 4 == 0 else "linear_attention"
-            for layer in range(layers)
+            FULL_ATTENTION if (layer + 1) % 4 == 0 else LINEAR_ATTENTION for layer in range(layers)
         ),
         num_attention_heads=16,
         num_key_value_heads=2,

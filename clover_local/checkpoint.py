@@ -155,7 +155,7 @@ PARAMETERS: dict[str, Parameter] = {
 
 
 @dataclass(frozen=True)
-class Slot:
+class Target:
     """A place for one tensor: the parameter `name`, or rows of one expert's part of it."""
 
     name: str
@@ -170,7 +170,7 @@ class Placement:
     """One tensor of the files and the place where it goes."""
 
     tensor: TensorInfo
-    slot: Slot
+    target: Target
 
 
 @dataclass(frozen=True)
@@ -222,10 +222,10 @@ def open_checkpoint(folder: Path, config: ModelConfig) -> Checkpoint:
     prefix = next((p for p in PREFIXES if p + "embed_tokens.weight" in tensors), PREFIXES[-1])
     first_expert = prefix + EXPERT.format(layer=0, expert=0)
     per_expert = any(name.startswith(first_expert) for name in tensors)
-    wanted = dict(_slots(config, prefix=prefix, per_expert=per_expert))
-    has_diffusion = any(slot.kind.diffusion for name, slot in wanted.items() if name in tensors)
+    wanted = dict(_targets(config, prefix=prefix, per_expert=per_expert))
+    has_diffusion = any(target.kind.diffusion for name, target in wanted.items() if name in tensors)
     if not has_diffusion:
-        wanted = {name: slot for name, slot in wanted.items() if not slot.kind.diffusion}
+        wanted = {name: target for name, target in wanted.items() if not target.kind.diffusion}
     if config.tie_word_embeddings and "lm_head.weight" not in tensors:
         del wanted["lm_head.weight"]
     placements = tuple(
@@ -256,15 +256,17 @@ def open_checkpoint(folder: Path, config: ModelConfig) -> Checkpoint:
 
 def parameter_shapes(config: ModelConfig) -> dict[str, Shape]:
     """Every parameter's name and shape, the fused experts among them."""
-    return {slot.name: slot.shape for _, slot in _slots(config, prefix="", per_expert=False)}
+    return {
+        target.name: target.shape for _, target in _targets(config, prefix="", per_expert=False)
+    }
 
 
 def count_parameters(config: ModelConfig, *, diffusion: bool) -> ParameterCount:
     """How many numbers a model of this config has, with or without the diffusion parameters."""
     sizes = {
-        name: math.prod(slot.shape)
-        for name, slot in _slots(config, prefix="", per_expert=False)
-        if diffusion or not slot.kind.diffusion
+        name: math.prod(target.shape)
+        for name, target in _targets(config, prefix="", per_expert=False)
+        if diffusion or not target.kind.diffusion
     }
     embedding = sizes["embed_tokens.weight"]
     if config.tie_word_embeddings:
@@ -275,7 +277,7 @@ def count_parameters(config: ModelConfig, *, diffusion: bool) -> ParameterCount:
     return ParameterCount(total, total - idle - (0 if config.tie_word_embeddings else embedding))
 
 
-def _slots(config: ModelConfig, *, prefix: str, per_expert: bool) -> Iterator[tuple[str, Slot]]:
+def _targets(config: ModelConfig, *, prefix: str, per_expert: bool) -> Iterator[tuple[str, Target]]:
     """Every tensor name that the files should hold, with the place of that tensor."""
     for template, kind in PARAMETERS.items():
         if template in (GATE_UP, DOWN) if per_expert else kind.rows_of:
@@ -287,8 +289,8 @@ def _slots(config: ModelConfig, *, prefix: str, per_expert: bool) -> Iterator[tu
         for layer in layers if kind.layers else (None,):
             name = (kind.rows_of or template).format(layer=layer)
             for expert in experts:
-                slot = Slot(name, kind, shape, expert, first_row)
-                yield path.format(layer=layer, expert=expert), slot
+                target = Target(name, kind, shape, expert, first_row)
+                yield path.format(layer=layer, expert=expert), target
 
 
 def _problems(
@@ -296,10 +298,10 @@ def _problems(
 ) -> tuple[str, ...]:
     misshapen = []
     for placement in placements:
-        tensor, slot = placement.tensor, placement.slot
-        shapes = [slot.shape]
-        if slot.kind.convolution:
-            shapes.append((slot.shape[0], 1, slot.shape[1]))
+        tensor, target = placement.tensor, placement.target
+        shapes = [target.shape]
+        if target.kind.convolution:
+            shapes.append((target.shape[0], 1, target.shape[1]))
         if tensor.dtype not in FLOAT_DTYPES:
             misshapen.append(
                 f"{tensor.name} is {tensor.dtype}, expected {' or '.join(FLOAT_DTYPES)}"

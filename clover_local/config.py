@@ -5,6 +5,7 @@ so that `clover-local info` can list them; a missing or wrongly typed key is an 
 """
 
 import json
+import os
 import re
 import reprlib
 from collections.abc import Callable, Mapping
@@ -13,6 +14,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from clover_local.errors import ConfigError
+from clover_local.files import require_file
 
 MODEL_TYPE = "clover_moe"
 FULL_ATTENTION = "full_attention"
@@ -25,6 +27,14 @@ _INERT_KEYS = re.compile(
     "output_router_logits|_name_or_path|decoder_sparse_step|mlp_only_layers|mamba_ssm_dtype"
 )
 _ROPE_KEYS = ("rope_theta", "partial_rotary_factor")
+
+# Bounds far beyond any real model. Within them sizes multiply, and controls act on float32 logits,
+# without overflow, and no list that a number in a file asks for fills the memory.
+LARGEST = 2**31 - 1
+MOST_LAYERS = 1000
+MOST_EXPERTS = 10_000
+MOST_BLOCK_ROWS = 4096
+STRONGEST = 1e6
 
 T = TypeVar("T")
 
@@ -62,6 +72,7 @@ class ModelConfig:
     eos_token_id: tuple[int, ...]
     pad_token_id: int | None
     dtype: str
+    stop_token_ids: tuple[int, ...] = ()
     unknown_keys: tuple[str, ...] = ()
 
     @property
@@ -134,6 +145,8 @@ class _Reader:
 def _integer(value: Any) -> int:
     if isinstance(value, bool) or not isinstance(value, int):
         raise TypeError("an integer")
+    if abs(value) > LARGEST:
+        raise ValueError(f"an integer of at most {LARGEST}")
     return value
 
 
@@ -155,6 +168,24 @@ def _number(value: Any) -> float:
     if not -1e300 < value < 1e300:  # false for NaN too
         raise ValueError("a finite number")
     return float(value)
+
+
+def _strength(value: Any) -> float:
+    if abs(_number(value)) > STRONGEST:
+        raise ValueError(f"a number from {-STRONGEST:.0f} to {STRONGEST:.0f}")
+    return float(value)
+
+
+def _factor(value: Any) -> float:
+    if not 1 / STRONGEST <= _number(value) <= STRONGEST:
+        raise ValueError(f"a number from {1 / STRONGEST:g} to {STRONGEST:.0f}")
+    return float(value)
+
+
+def _layer_count(value: Any) -> int:
+    if _size(value) > MOST_LAYERS:
+        raise ValueError(f"a positive integer, at most {MOST_LAYERS}")
+    return int(value)
 
 
 def _flag(value: Any) -> bool:
@@ -196,11 +227,14 @@ def read_json_object(path: Path) -> dict[str, Any]:
         ConfigError: no such file, not UTF-8, not JSON, or not an object.
     """
     try:
+        require_file(path)
         values = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise ConfigError(f"{path.parent} has no {path.name}: pass a model's folder") from None
     except OSError as error:
-        raise ConfigError(f"{path} cannot be read: {error.strerror}") from None
+        raise ConfigError(
+            f"{path} cannot be read ({error.strerror}): check the file and its permissions"
+        ) from None
     except (ValueError, RecursionError) as error:  # not UTF-8, not JSON, numbers without end
         raise ConfigError(f"{path} is not valid JSON ({error}): download it again") from None
     if not isinstance(values, dict):
@@ -223,7 +257,7 @@ def parse_model_config(values: Mapping[str, Any], source: str) -> ModelConfig:
     """As `read_model_config`, for an object that is read already; `source` names it in errors."""
     top = _Reader(source, values)
     text = _Reader(source, {**values, **top.get("text_config", _object, {})})
-    model_type = top.get("model_type", _text)
+    model_type = (top if "model_type" in values else text).get("model_type", _text)
     if model_type != MODEL_TYPE:
         raise ConfigError(
             f"{source}: model_type is {model_type!r}, only {MODEL_TYPE!r} is supported"
@@ -231,7 +265,7 @@ def parse_model_config(values: Mapping[str, Any], source: str) -> ModelConfig:
     denoising = _Reader(f"{source}: denoising_config", text.get("denoising_config", _object, {}))
     rope = _rope(text, source)
     _refuse_unsupported(text, rope, denoising)
-    num_hidden_layers = text.get("num_hidden_layers", _size)
+    num_hidden_layers = text.get("num_hidden_layers", _layer_count)
     config = ModelConfig(
         vocab_size=text.get("vocab_size", _size),
         hidden_size=text.get("hidden_size", _size),
@@ -261,6 +295,7 @@ def parse_model_config(values: Mapping[str, Any], source: str) -> ModelConfig:
         coreset_top_p=text.get("moe_block_coreset_top_p", _number, 1.0),
         eos_token_id=text.get("eos_token_id", _token_ids, ()),
         pad_token_id=text.get("pad_token_id", _token_id, None),
+        stop_token_ids=text.get("stop_token_ids", _token_ids, ()),
         dtype=text.get("dtype", _text, text.get("torch_dtype", _text, "bfloat16")),
         unknown_keys=_unknown_keys(text, rope, denoising),
     )
@@ -321,18 +356,19 @@ def _refuse_unsupported(text: _Reader, rope: _Reader, denoising: _Reader) -> Non
 def _check_sizes(config: ModelConfig, source: str) -> None:
     """Relations between sizes that the operators rely on."""
     c = config
-    multiples = [
+    for many, few in (
         ("num_attention_heads", "num_key_value_heads"),
         ("linear_num_value_heads", "linear_num_key_heads"),
-    ]
-    for many, few in multiples:
-        if getattr(c, many) % getattr(c, few):
-            raise ConfigError(
-                f"{source}: {many} {getattr(c, many)} is no multiple of {few} {getattr(c, few)}"
-            )
+    ):
+        heads, per = getattr(c, many), getattr(c, few)
+        if heads % per:
+            raise ConfigError(f"{source}: {many} {heads} is no multiple of {few} {per}")
+    rotary = "partial_rotary_factor x head_dim"
     ranges = [
+        ("num_experts", c.num_experts, 1, MOST_EXPERTS),
         ("num_experts_per_tok", c.num_experts_per_tok, 1, c.num_experts),
-        ("partial_rotary_factor x head_dim", c.rotary_dim, 2, c.head_dim),
+        ("block_size", c.block_size, 1, MOST_BLOCK_ROWS),
+        (rotary, c.rotary_dim, 2, c.head_dim),
         ("moe_block_coreset_top_p", c.coreset_top_p, 1e-300, 1),
         ("denoising_config: threshold", c.threshold, 0, 1),
         ("rms_norm_eps", c.rms_norm_eps, 1e-300, 1),
@@ -342,10 +378,9 @@ def _check_sizes(config: ModelConfig, source: str) -> None:
         if not low <= value <= high:
             raise ConfigError(f"{source}: {key} is {value}, expected {low} to {high}")
     if c.rotary_dim % 2:
-        raise ConfigError(
-            f"{source}: partial_rotary_factor x head_dim is {c.rotary_dim}, expected even"
-        )
-    _check_ids(config, "mask_token_id eos_token_id pad_token_id", c.vocab_size, source)
+        raise ConfigError(f"{source}: {rotary} is {c.rotary_dim}, expected even")
+    keys = "mask_token_id eos_token_id stop_token_ids pad_token_id"
+    _check_ids(config, keys, c.vocab_size, source)
 
 
 def _check_ids(
@@ -361,13 +396,13 @@ def _check_ids(
 def read_generation_config(folder: Path, config: ModelConfig) -> GenerationConfig:
     """The response controls, from `generation_config.json` where there is one.
 
-    EOS and pad ids that it lacks come from `config`; a checkpoint without any stop id is legal.
+    Stop ids that it lacks come from `config`; a checkpoint without any stop id is legal.
 
     Raises:
         ConfigError: unreadable file or a wrongly typed key.
     """
     path = folder / "generation_config.json"
-    values = read_json_object(path) if path.is_file() else {}
+    values = read_json_object(path) if os.path.lexists(path) else {}
     return parse_generation_config(values, config, str(path))
 
 
@@ -378,23 +413,21 @@ def parse_generation_config(
     reader = _Reader(source, values)
     generation = GenerationConfig(
         eos_token_id=reader.get("eos_token_id", _token_ids, config.eos_token_id),
-        stop_token_ids=reader.get("stop_token_ids", _token_ids, ()),
+        stop_token_ids=reader.get("stop_token_ids", _token_ids, config.stop_token_ids),
         pad_token_id=reader.get("pad_token_id", _token_id, config.pad_token_id),
         suppress_tokens=reader.get("suppress_tokens", _token_ids, ()),
-        presence_penalty=reader.get("presence_penalty", _number, 0.0),
-        frequency_penalty=reader.get("frequency_penalty", _number, 0.0),
-        repetition_penalty=reader.get("repetition_penalty", _number, 1.0),
-        dllm_length_penalty=reader.get("dllm_length_penalty", _number, 0.0),
+        presence_penalty=reader.get("presence_penalty", _strength, 0.0),
+        frequency_penalty=reader.get("frequency_penalty", _strength, 0.0),
+        repetition_penalty=reader.get("repetition_penalty", _factor, 1.0),
+        dllm_length_penalty=reader.get("dllm_length_penalty", _strength, 0.0),
         dllm_length_penalty_start=reader.get("dllm_length_penalty_start", _integer, 8192),
         dllm_length_penalty_window=reader.get("dllm_length_penalty_window", _size, 8192),
-        dllm_think_end_bias=reader.get("dllm_think_end_bias", _number, 0.0),
+        dllm_think_end_bias=reader.get("dllm_think_end_bias", _strength, 0.0),
         dllm_think_end_start=reader.get("dllm_think_end_start", _integer, 4096),
         dllm_think_end_window=reader.get("dllm_think_end_window", _size, 4096),
         dllm_think_end_token_id=reader.get("dllm_think_end_token_id", _token_id, None),
         given=frozenset(key for key, value in values.items() if value is not None),
     )
-    if generation.repetition_penalty <= 0:
-        raise ConfigError(f"{source}: repetition_penalty is not above 0")
     keys = "eos_token_id stop_token_ids suppress_tokens pad_token_id dllm_think_end_token_id"
     _check_ids(generation, keys, config.vocab_size, source)
     return generation

@@ -22,7 +22,7 @@ class TokenizerError(CloverError):
 
 
 class SettingsError(CloverError):
-    """A decoding setting that is unknown, out of range, or impossible with this model."""
+    """A setting, flag or prompt that is unknown, out of range, or impossible with this model."""
 
 
 class ContextError(CloverError):

@@ -47,7 +47,7 @@ def locate(model: str, *, files: Sequence[str] = MODEL_FILES) -> Path:
 
 
 def _find_on_hub(repository: str, revision: str | None, files: Sequence[str]) -> Path:
-    from huggingface_hub.errors import LocalEntryNotFoundError
+    from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
 
     try:
         folder = _snapshot(repository, revision, files, local_files_only=True)
@@ -55,6 +55,10 @@ def _find_on_hub(repository: str, revision: str | None, files: Sequence[str]) ->
             return folder
     except LocalEntryNotFoundError:
         pass  # not, or not completely, in the cache
+    except HFValidationError:
+        raise CheckpointError(
+            f"{repository!r} is neither a folder nor a possible hub id: check its spelling"
+        ) from None
     return _download(repository, revision, files)
 
 

@@ -104,7 +104,8 @@ def load(
         on_progress: called with bytes read and bytes in all.
 
     Raises:
-        SettingsError: an unknown or absent device, an unknown dtype, a context beyond the model's.
+        SettingsError: an unknown or absent device, an unknown dtype, a context beyond the model's,
+            kernels that do not exist.
         CheckpointError: the weights cannot be read.
     """
     context = check_context(context, opened.config)
@@ -116,9 +117,14 @@ def load(
     from clover_local.cache import SequenceState
     from clover_local.experts import ResidentExperts
     from clover_local.generate import Generator
+    from clover_local.kernels import dispatch
     from clover_local.model.clover import Clover
     from clover_local.weights import load_parameters
 
+    try:
+        dispatch.check_choice()
+    except ValueError as error:  # the environment is the user's, so this is no wrong call
+        raise SettingsError(str(error)) from None
     place = _device(device)
     dtype = dtype or ("float32" if place.type == "cpu" else "bfloat16")
     number: torch.dtype = getattr(torch, dtype)
@@ -143,7 +149,7 @@ def check_context(context: int | None, config: ModelConfig) -> int:
     most = config.max_position_embeddings
     if context is not None and context > most:
         raise SettingsError(f"--context {context} exceeds the model's {most}: pass at most that")
-    return context or most
+    return most if context is None else context
 
 
 def _check_choice(name: str, value: str | None, choices: tuple[str, ...]) -> None:

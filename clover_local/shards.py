@@ -10,14 +10,18 @@ at files that cannot be loaded, and because its errors name neither the file nor
 
 import json
 import math
+import os
+import reprlib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from clover_local.errors import CheckpointError
+from clover_local.files import require_file
 
 INDEX_NAME = "model.safetensors.index.json"
 SINGLE_NAME = "model.safetensors"
+LONGEST_NAME = 255  # of a file, on every system
 MAX_HEADER_BYTES = 100_000_000  # the limit of the safetensors package itself
 
 _ITEM_BYTES = {
@@ -80,8 +84,9 @@ def find_shards(folder: Path) -> tuple[tuple[Path, ...], dict[str, str] | None]:
     """
     index = folder / INDEX_NAME
     single = folder / SINGLE_NAME
-    if not index.is_file():
-        paths = (single,) if single.is_file() else tuple(sorted(folder.glob("*.safetensors")))
+    if not os.path.lexists(index):
+        several = sorted(folder.glob("*.safetensors"))
+        paths = (single,) if os.path.lexists(single) else tuple(several)
         if not paths:
             raise CheckpointError(
                 f"{folder} holds no .safetensors file: download the weights into this folder"
@@ -115,14 +120,17 @@ def read_shard(path: Path) -> Shard:
         CheckpointError: unreadable, truncated, or not a safetensors file.
     """
     try:
+        require_file(path)
         nbytes = path.stat().st_size
         with path.open("rb") as file:
             header, data_start = _read_header(path, file, nbytes)
     except OSError as error:
         raise CheckpointError(
-            f"{path} cannot be read ({error.strerror}): check its permissions"
+            f"{path} cannot be read ({error.strerror}): check the file and its permissions"
         ) from None
-    header.pop("__metadata__", None)
+    metadata = header.pop("__metadata__", None) or {}
+    if not isinstance(metadata, dict) or not all(isinstance(x, str) for x in metadata.values()):
+        raise _damaged(path, "its __metadata__ is no object of strings")
     tensors = sorted(
         (_tensor_info(path, name, entry, data_start) for name, entry in header.items()),
         key=lambda tensor: (tensor.start, tensor.nbytes),
@@ -162,7 +170,7 @@ def _read_header(path: Path, file: BinaryIO, nbytes: int) -> tuple[dict[str, Any
             path, f"truncated, {nbytes} bytes, of which the header would take {8 + length}"
         )
     try:
-        header = json.loads(file.read(length), object_pairs_hook=_distinct)
+        header = json.loads(file.read(length).decode(), object_pairs_hook=_distinct)
     except (ValueError, RecursionError) as error:
         raise _damaged(path, f"unreadable header: {' '.join(str(error).split())}") from None
     if not isinstance(header, dict):
@@ -204,10 +212,11 @@ def _sizes(values: object) -> tuple[int, ...] | None:
 
 def _read_index(path: Path) -> dict[str, str]:
     try:
+        require_file(path)
         values = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise CheckpointError(
-            f"{path} cannot be read ({error.strerror}): check its permissions"
+            f"{path} cannot be read ({error.strerror}): check the file and its permissions"
         ) from None
     except (ValueError, RecursionError):
         raise _damaged(path, "not JSON") from None
@@ -219,8 +228,9 @@ def _read_index(path: Path) -> dict[str, str]:
             not isinstance(name, str)
             or Path(name).name != name
             or not name.endswith(".safetensors")
+            or len(name) > LONGEST_NAME
         ):
-            raise _damaged(path, f"{name!r} is no name of a .safetensors file")
+            raise _damaged(path, f"{reprlib.repr(name)} is no name of a .safetensors file")
     return weight_map
 
 

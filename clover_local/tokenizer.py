@@ -5,9 +5,13 @@ functions that templates on the hub rely on. Nothing of a checkpoint is ever exe
 """
 
 import json
-from collections.abc import Mapping, Sequence
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
+from types import FrameType
 from typing import Any, NoReturn
 
 import tokenizers
@@ -15,6 +19,7 @@ from jinja2 import Template, TemplateError
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from clover_local.errors import TokenizerError
+from clover_local.files import require_file
 
 Message = Mapping[str, object]
 """`role`, `content`, and what else the template knows (`reasoning_content`, `tool_calls`)."""
@@ -29,10 +34,13 @@ _TEMPLATE_ERRORS = (
     ArithmeticError,
     AttributeError,
     LookupError,
+    MemoryError,
     RecursionError,
+    TimeoutError,
     TypeError,
     ValueError,
 )
+TEMPLATE_SECONDS = 10.0  # of computing; a real template takes milliseconds
 
 
 class Tokenizer:
@@ -151,13 +159,14 @@ class Tokenizer:
         name = "tool_use" if tools and "tool_use" in self._sources else "default"
         thinking = {} if enable_thinking is None else {"enable_thinking": enable_thinking}
         try:
-            return self._template(name).render(
-                messages=list(messages),
-                tools=None if tools is None else list(tools),
-                add_generation_prompt=add_generation_prompt,
-                **thinking,
-                **self._special_tokens,
-            )
+            with _time_limit(TEMPLATE_SECONDS):
+                return self._template(name).render(
+                    messages=list(messages),
+                    tools=None if tools is None else list(tools),
+                    add_generation_prompt=add_generation_prompt,
+                    **thinking,
+                    **self._special_tokens,
+                )
         except _TEMPLATE_ERRORS as error:
             raise TokenizerError(
                 f"{self._source}: the chat template refuses this chat ({_one_line(error)}): "
@@ -172,7 +181,7 @@ class Tokenizer:
         if name not in self._compiled:
             try:
                 self._compiled[name] = _environment().from_string(self._sources[name])
-            except TemplateError as error:
+            except (*_TEMPLATE_ERRORS, SyntaxError) as error:  # jinja2 compiles to Python
                 line = getattr(error, "lineno", None)
                 place = f", line {line}" if line else ""
                 raise TokenizerError(
@@ -205,6 +214,24 @@ class TextStream:
         """What was held back, at the end of the text; U+FFFD where bytes are missing."""
         pending, self._pending = self._pending, []
         return self._tokenizer.decode(pending, skip_special=self._skip_special)
+
+
+@contextmanager
+def _time_limit(seconds: float) -> Iterator[None]:
+    """Raises TimeoutError in the Python code within it, in this thread, after so much computing."""
+    end = time.thread_time() + seconds
+
+    def check(frame: FrameType, event: str, argument: object) -> Callable[..., Any]:
+        if time.thread_time() > end:
+            raise TimeoutError(f"it did not end in {seconds:g} s")
+        return check
+
+    before = sys.gettrace()
+    sys.settrace(check)
+    try:
+        yield
+    finally:
+        sys.settrace(before)
 
 
 def _environment() -> ImmutableSandboxedEnvironment:
@@ -246,12 +273,13 @@ def _one_line(error: Exception) -> str:
 def _read_text(path: Path) -> str | None:
     """The text of a file; None where there is none."""
     try:
+        require_file(path)
         return path.read_text(encoding="utf-8")
     except FileNotFoundError:
         return None
     except OSError as error:
         raise TokenizerError(
-            f"{path} cannot be read ({error.strerror}): check its permissions"
+            f"{path} cannot be read ({error.strerror}): check the file and its permissions"
         ) from None
     except UnicodeDecodeError:
         raise TokenizerError(f"{path} is not UTF-8: download it again") from None

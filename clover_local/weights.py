@@ -11,11 +11,12 @@ from itertools import groupby
 from typing import NamedTuple
 
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from clover_local.checkpoint import DOWN, GATE_UP, PARAMETERS, Checkpoint, Placement
 from clover_local.config import ModelConfig
+from clover_local.errors import CheckpointError
 
 
 class ExpertWeights(NamedTuple):
@@ -35,8 +36,6 @@ class LoadedParameters:
 
     parameters: dict[str, Tensor]
     experts: tuple[ExpertWeights, ...]
-    has_diffusion: bool
-    notes: tuple[str, ...]
 
 
 def load_parameters(
@@ -53,7 +52,8 @@ def load_parameters(
         on_progress: called after each tensor with bytes read so far and bytes in all.
 
     Raises:
-        CheckpointError: the tensors do not fit `config`; raised before anything is read.
+        CheckpointError: the tensors do not fit `config` (raised before anything is read), or a file
+            cannot be read.
     """
     checkpoint.require_fit()
     parameters: dict[str, Tensor] = {}
@@ -62,12 +62,15 @@ def load_parameters(
     for shard, placements in groupby(
         checkpoint.placements, lambda placement: placement.tensor.shard
     ):
-        with safe_open(shard, framework="pt") as file:
-            for placement in placements:
-                source = file.get_tensor(placement.tensor.name)
-                _place(parameters, placement, source, config, device=device, dtype=dtype)
-                done += placement.tensor.nbytes
-                on_progress(done, total)
+        try:
+            with safe_open(shard, framework="pt") as file:
+                for placement in placements:
+                    source = file.get_tensor(placement.tensor.name)
+                    _place(parameters, placement, source, config, device=device, dtype=dtype)
+                    done += placement.tensor.nbytes
+                    on_progress(done, total)
+        except (SafetensorError, OSError) as error:
+            raise CheckpointError(f"{shard} cannot be read ({error}): download it again") from None
     experts = tuple(
         ExpertWeights(
             parameters.pop(GATE_UP.format(layer=layer)), parameters.pop(DOWN.format(layer=layer))
@@ -75,7 +78,7 @@ def load_parameters(
         for layer in range(config.num_hidden_layers)
     )
     parameters.setdefault("lm_head.weight", parameters["embed_tokens.weight"])
-    return LoadedParameters(parameters, experts, checkpoint.has_diffusion, checkpoint.notes)
+    return LoadedParameters(parameters, experts)
 
 
 def _place(
@@ -87,13 +90,13 @@ def _place(
     device: torch.device | str,
     dtype: torch.dtype,
 ) -> None:
-    slot = placement.slot
-    if slot.expert is None:
-        wanted = torch.float32 if slot.kind.float32 else dtype
-        parameters[slot.name] = source.reshape(slot.shape).to(device=device, dtype=wanted)
+    target = placement.target
+    if target.expert is None:
+        wanted = torch.float32 if target.kind.float32 else dtype
+        parameters[target.name] = source.reshape(target.shape).to(device=device, dtype=wanted)
         return
-    if slot.name not in parameters:
-        stacked = PARAMETERS[slot.kind.rows_of].shape(config)
-        parameters[slot.name] = torch.empty(stacked, device=device, dtype=dtype)
-    end = slot.first_row + slot.shape[0]
-    parameters[slot.name][slot.expert, slot.first_row : end].copy_(source)
+    if target.name not in parameters:
+        stacked = PARAMETERS[target.kind.rows_of].shape(config)
+        parameters[target.name] = torch.empty(stacked, device=device, dtype=dtype)
+    end = target.first_row + target.shape[0]
+    parameters[target.name][target.expert, target.first_row : end].copy_(source)

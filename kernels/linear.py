@@ -4,6 +4,10 @@ On a CPU a pass has 1 to 32 rows, so a product costs what reading its weight cos
 `F.linear` needs two to five times that for 1 to 8 rows, and rounds a row differently with the
 number of rows beside it. oneDNN's kernels over a weight that was blocked once at load come close to
 the read, and give a row the same bits in any company of two or more rows.
+
+`mkldnn._reorder_linear_weight` and `mkldnn._linear_pointwise` are private operators of torch, those
+to which `torch.compile` lowers a linear map with a frozen weight; there is no public way to them.
+pyproject.toml holds torch to the minor version that they were tested with.
 """
 
 import torch
@@ -27,6 +31,7 @@ def blocked_weight(weight: Tensor) -> Tensor:
     )
     if not suits:
         return weight
+    # (weight, rows of x that the layout is meant for: any)
     blocked: Tensor = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), None)
     return blocked
 
@@ -35,5 +40,6 @@ def linear(x: Tensor, weight: Tensor) -> Tensor:
     """`x` [M, K] times `weight` [N, K] transposed, plain or from `blocked_weight`: [M, N]."""
     if not weight.is_mkldnn:
         return F.linear(x, weight)
+    # (x, weight, bias, function of the result, its arguments, its algorithm)
     product: Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, None, "none", [], "")
     return product

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from clover_local.bench import measure, operators, random_model, real_layers
+from clover_local.bench import Operator, Rates, measure, operators, random_model, real_layers
 from clover_local.checkpoint import count_parameters, parameter_shapes
 from clover_local.config import ModelConfig
 from clover_local.model.clover import Clover
@@ -43,6 +43,12 @@ def test_a_token_of_the_real_layers_multiplies_with_the_active_parameters() -> N
 
 
 def test_the_floor_of_an_operator_is_its_slower_side() -> None:
+    rates = Rates(bytes_per_second=100.0, flops_per_second=1000.0)
+    assert rates.seconds(Operator("reads", 500.0, 10.0)) == 5.0
+    assert rates.seconds(Operator("multiplies", 10.0, 3000.0)) == 3.0
+
+
+def test_more_rows_multiply_more_and_read_the_same() -> None:
     config = real_layers()
     one, many = (
         operators(config, rows=rows, committed=0, expert_uses=rows, distinct=1, width=4)[0]
@@ -57,7 +63,8 @@ def test_every_kind_of_forward_is_timed_beside_its_floor(random_model_of_golden:
     assert [forward.name for forward in report.forwards] == ["pass", "commit", "AR token"]
     for forward in report.forwards:
         assert forward.milliseconds > 0
-        assert forward.ratio == forward.milliseconds / forward.floor_milliseconds
+        floor = sum(map(report.rates.seconds, forward.operators))
+        assert forward.ratio == pytest.approx(forward.milliseconds / (1000 * floor))
         assert 1 <= forward.distinct_experts <= random_model_of_golden.config.num_experts
     assert report.forwards[2].distinct_experts == 2  # one row uses the experts of one token
     json = report.to_json()

@@ -1,6 +1,8 @@
 """config.json and generation_config.json: what is read, and how what is wrong is named."""
 
 import json
+import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -71,6 +73,12 @@ def test_a_nested_text_config_reads_as_the_flat_one(values: dict[str, Any]) -> N
     top = {key: values.pop(key) for key in ("architectures", "model_type", "eos_token_id")}
     nested = {**top, "text_config": {**values, "model_type": "clover_moe_text"}}
     assert parse(nested) == parse({**top, **values})
+
+
+def test_the_model_type_may_stand_in_the_text_config_alone(values: dict[str, Any]) -> None:
+    assert parse({"text_config": values}) == parse(values)
+    with pytest.raises(ConfigError, match="model_type is 'qwen3_5_moe'"):
+        parse({"model_type": "qwen3_5_moe", "text_config": values})
 
 
 def test_text_config_wins_over_the_top_level(values: dict[str, Any]) -> None:
@@ -173,6 +181,7 @@ def test_a_value_of_the_wrong_type_is_named_with_what_is_expected(
         ({"mask_token_id": 512}, "mask_token_id 512 is outside vocab_size 512"),
         ({"eos_token_id": [1, 513]}, "eos_token_id 513 is outside"),
         ({"pad_token_id": 600}, "pad_token_id 600 is outside"),
+        ({"stop_token_ids": 512}, "stop_token_ids 512 is outside"),
         ({"rms_norm_eps": 0}, "rms_norm_eps is 0.0"),
     ],
 )
@@ -238,6 +247,16 @@ def test_generation_config_is_optional_and_falls_back_to_the_config(
     assert generation.given == frozenset()
 
 
+def test_stop_ids_of_the_config_hold_where_the_generation_config_has_none(
+    values: dict[str, Any],
+) -> None:
+    config = parse({**values, "stop_token_ids": [400, 507]})
+    assert config.unknown_keys == ()
+    assert parse_generation_config({}, config, "the file").stop_ids == (400, 506, 507)
+    given = {"eos_token_id": 9, "stop_token_ids": [], "pad_token_id": 8}
+    assert parse_generation_config(given, config, "the file").stop_ids == (8, 9)
+
+
 def test_generation_config_wins_over_the_config(golden_config: ModelConfig, tmp_path: Path) -> None:
     values = {
         "eos_token_id": 3,
@@ -266,7 +285,9 @@ def test_generation_config_wins_over_the_config(golden_config: ModelConfig, tmp_
     [
         ({"presence_penalty": "high"}, "'presence_penalty' is 'high', expected a number"),
         ({"frequency_penalty": float("inf")}, "expected a finite number"),
-        ({"repetition_penalty": 0}, "repetition_penalty is not above 0"),
+        ({"repetition_penalty": 0}, "'repetition_penalty' is 0, expected a number from 1e-06"),
+        ({"dllm_length_penalty": 1e39}, "expected a number from -1000000 to 1000000"),
+        ({"dllm_think_end_start": -(10**400)}, "expected an integer of at most 2147483647"),
         ({"dllm_length_penalty_window": 0}, "expected a positive integer"),
         ({"dllm_length_penalty_start": 1.5}, "expected an integer"),
         ({"suppress_tokens": [1, 512]}, "suppress_tokens 512 is outside vocab_size 512"),
@@ -281,3 +302,41 @@ def test_a_wrong_generation_config_is_refused(
         parse_generation_config(values, golden_config, "generation_config.json")
     assert str(caught.value).startswith("generation_config.json: ")
     assert complaint in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"num_hidden_layers": 10**12, "layer_types": None},
+        {"vocab_size": 10**400},
+        {"head_dim": 10**400},
+        {"num_experts": 10**8},
+        {"block_size": 10**8},
+        {"max_position_embeddings": 10**400},
+    ],
+    ids=lambda changes: next(iter(changes)),
+)
+def test_a_size_beyond_any_model_is_refused_at_once(
+    values: dict[str, Any], changes: dict[str, Any]
+) -> None:
+    with pytest.raises(ConfigError, match=next(iter(changes))):
+        parse({**values, **changes})
+
+
+@pytest.mark.parametrize("name", ["config.json", "generation_config.json"])
+@pytest.mark.parametrize("kind", ["pipe", "folder", "device", "dangling link"])
+def test_what_is_no_file_is_refused_and_not_waited_for(
+    model_folder: Path, golden_config: ModelConfig, name: str, kind: str
+) -> None:
+    path = model_folder / name
+    path.unlink()
+    make: dict[str, Callable[[], object]] = {
+        "pipe": lambda: os.mkfifo(path),
+        "folder": path.mkdir,
+        "device": lambda: path.symlink_to("/dev/zero"),
+        "dangling link": lambda: path.symlink_to("nothing"),
+    }
+    make[kind]()
+    with pytest.raises(ConfigError, match=f"{name} cannot be read"):
+        read_model_config(model_folder)
+        read_generation_config(model_folder, golden_config)

@@ -269,7 +269,7 @@ def test_prompt_that_is_none_is_refused_at_once(
 
 @pytest.mark.parametrize("mode", ["denoise", "ar"])
 def test_same_seed_same_text(model: Clover, mode: str) -> None:
-    def text(**flags: object) -> tuple[int, ...]:
+    def text(**flags: Any) -> tuple[int, ...]:
         return fresh(model, settings_of(model, mode=mode, max_new_tokens=20, **flags), QUESTION)
 
     drawn = text(temperature=0.8, top_p=0.95, seed=3)

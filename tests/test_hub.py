@@ -75,6 +75,12 @@ def test_what_is_neither_folder_nor_hub_id_is_an_error(name: str) -> None:
         locate(name)
 
 
+@pytest.mark.parametrize("name", ["a--b/c", "a..b/c", "a/b.git", "a/b-", "a/" + "b" * 300])
+def test_an_id_that_the_hub_would_never_give_is_an_error(name: str) -> None:
+    with pytest.raises(CheckpointError, match="possible hub id"):
+        locate(name)
+
+
 def test_a_name_longer_than_any_path_is_an_error() -> None:
     with pytest.raises(CheckpointError, match="there is no folder"):
         locate("x" * 5000)

@@ -17,6 +17,7 @@ LAYERS = [
     ("weights",),
     ("checkpoint", "shards", "tokenizer", "hub"),
     ("config",),
+    ("files",),
     ("errors",),
     ("kernels",),
 ]

@@ -22,7 +22,8 @@ def wheel_names(tmp_path_factory: pytest.TempPathFactory) -> set[str]:
         shutil.copytree(ROOT / name, tree / name, ignore=shutil.ignore_patterns("__pycache__"))
     for name in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, tree / name)
-    build = [sys.executable, "-m", "build", "--wheel", "--outdir", str(folder), str(tree)]
+    build = [sys.executable, "-m", "build", "--wheel", "--no-isolation", str(tree)]
+    build += ["--outdir", str(folder)]
     done = subprocess.run(build, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     (wheel,) = folder.glob("*.whl")

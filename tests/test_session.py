@@ -2,6 +2,7 @@
 
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -51,10 +52,10 @@ def test_the_context_is_the_models_unless_given(opened: OpenModel) -> None:
 @pytest.mark.parametrize(
     "options", [{"device": "tpu"}, {"dtype": "int3"}, {"context": 1 << 20}], ids=str
 )
-def test_wrong_options_are_refused(opened: OpenModel, options: dict[str, object]) -> None:
+def test_wrong_options_are_refused(opened: OpenModel, options: dict[str, Any]) -> None:
     settings = resolve(opened.config, opened.generation, {}).settings
     with pytest.raises(SettingsError):
-        load(opened, settings, **options)  # type: ignore[arg-type]
+        load(opened, settings, **options)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
@@ -62,6 +63,16 @@ def test_an_absent_device_is_refused_with_the_remedy(opened: OpenModel) -> None:
     settings = resolve(opened.config, opened.generation, {}).settings
     with pytest.raises(SettingsError, match="--device cpu"):
         load(opened, settings, device="cuda")
+
+
+def test_kernels_that_do_not_exist_are_refused_before_weights_are_read(
+    opened: OpenModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CLOVER_KERNELS", "triton")
+    monkeypatch.setattr("clover_local.weights.load_parameters", lambda *a, **o: pytest.fail("read"))
+    settings = resolve(opened.config, opened.generation, {}).settings
+    with pytest.raises(SettingsError, match="CLOVER_KERNELS=triton"):
+        load(opened, settings, device="cpu")
 
 
 def test_weights_that_do_not_fit_are_refused_before_they_are_read(

@@ -1,6 +1,7 @@
 """Safetensors headers and the index: what is read, and what damage is recognised."""
 
 import json
+import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -238,3 +239,46 @@ def test_a_single_file_beside_an_index_of_others_is_ambiguous(three_shards: Path
 def test_long_lists_are_abbreviated_with_a_count() -> None:
     assert abbreviated(["a", "b", "c", "d"]) == "a, b, c, d"
     assert abbreviated(["a", "b", "c", "d", "e", "f"]) == "a, b, c, d and 2 more"
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        json.dumps({"__metadata__": 5}).encode(),
+        json.dumps({"__metadata__": {"step": 1}}).encode(),
+        json.dumps({}).encode("utf-16"),
+    ],
+    ids=["metadata", "metadata value", "utf-16"],
+)
+def test_a_header_that_the_safetensors_package_refuses_is_damage(
+    tmp_path: Path, header: bytes
+) -> None:
+    path = tmp_path / "a.safetensors"
+    path.write_bytes(raw(header))
+    with pytest.raises(CheckpointError, match="damaged"):
+        read_shard(path)
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", INDEX_NAME])
+@pytest.mark.parametrize("kind", ["pipe", "folder", "dangling link"])
+def test_what_is_no_file_is_refused_and_not_waited_for(
+    model_folder: Path, name: str, kind: str
+) -> None:
+    path = model_folder / name
+    path.unlink(missing_ok=True)
+    make: dict[str, Callable[[], object]] = {
+        "pipe": lambda: os.mkfifo(path),
+        "folder": path.mkdir,
+        "dangling link": lambda: path.symlink_to("nothing"),
+    }
+    make[kind]()
+    with pytest.raises(CheckpointError, match=f"{name} cannot be read"):
+        read_shards(model_folder)
+
+
+def test_an_index_with_an_endless_name_is_damage(model_folder: Path) -> None:
+    content = {"weight_map": {"a": "a" * 5000 + ".safetensors"}}
+    (model_folder / INDEX_NAME).write_text(json.dumps(content), encoding="utf-8")
+    with pytest.raises(CheckpointError, match="damaged") as caught:
+        read_shards(model_folder)
+    assert len(str(caught.value)) < 1000

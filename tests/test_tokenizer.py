@@ -1,6 +1,8 @@
 """Text to ids and back, streaming, and chat templates, whole and broken."""
 
 import json
+import os
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -279,3 +281,44 @@ def test_a_damaged_file_is_named(
     )
     assert "\n" not in message
     assert message.endswith(": download it again")
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{% for a in [1] %}" * 30 + "{% endfor %}" * 30,
+        "{% if 1 %}" * 200 + "{% endif %}" * 200,
+        "{% break %}",
+        "{{ " + "9" * 5000 + " }}",
+    ],
+    ids=["loops", "depth", "break", "number"],
+)
+def test_a_template_that_python_cannot_compile_is_broken(
+    templated: Templated, template: str
+) -> None:
+    with pytest.raises(TokenizerError, match="broken"):
+        templated(template).check_templates()
+
+
+def test_a_template_without_end_is_stopped(
+    templated: Templated, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("clover_local.tokenizer.TEMPLATE_SECONDS", 0.1)
+    endless = "{% for a in range(9999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
+    before = sys.gettrace()
+    with pytest.raises(TokenizerError, match="did not end"):
+        templated.render(endless)
+    assert sys.gettrace() is before
+
+
+def test_a_template_that_asks_for_endless_memory_is_refused(
+    templated: Templated,
+) -> None:
+    with pytest.raises(TokenizerError, match="MemoryError"):
+        templated.render("{{ 'a' * 2 ** 62 }}")
+
+
+def test_a_pipe_in_the_place_of_a_file_is_not_waited_for(model_folder: Path) -> None:
+    os.mkfifo(model_folder / "chat_template.jinja")
+    with pytest.raises(TokenizerError, match="no regular file"):
+        Tokenizer.load(model_folder)

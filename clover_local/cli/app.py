@@ -3,18 +3,16 @@
 import io
 import os
 import sys
-import traceback
 
 import typer
 
-from clover_local.cli import console
+from clover_local.cli import console, failures
 from clover_local.cli.bench import bench
 from clover_local.cli.chat import chat
 from clover_local.cli.generate import generate
 from clover_local.cli.info import info
 from clover_local.cli.interrupt import INTERRUPTED
 from clover_local.cli.verify import verify
-from clover_local.errors import CloverError
 
 FAILED = 1
 USAGE = 2
@@ -61,6 +59,7 @@ def options(
 def main() -> int:
     """Runs the command line; returns the exit code (0, 1 failed, 2 usage, 130 interrupted)."""
     # Python has no stream at all where the caller closed it.
+    sys.stdin = sys.stdin or open(os.devnull, encoding="utf-8")  # noqa: SIM115
     sys.stdout = sys.stdout or open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
     sys.stderr = sys.stderr or open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
     for stream in (sys.stdout, sys.stderr):
@@ -69,8 +68,11 @@ def main() -> int:
     code = _run()
     try:
         sys.stdout.flush()
-    except BrokenPipeError:
+    except OSError as error:
         console.abandon(sys.stdout)
+        if code == 0 and not isinstance(error, BrokenPipeError):
+            failures.report(error)
+            return FAILED
     return code
 
 
@@ -81,11 +83,10 @@ def _run() -> int:
         return _show_usage(usage)
     except typer.Abort:
         return INTERRUPTED
-    except Exception as error:  # the one place that sees every exception
-        if os.environ.get("CLOVER_DEBUG"):
-            traceback.print_exc()
-        else:
-            console.error(_explain(error))
+    except (SystemExit, KeyboardInterrupt):
+        raise
+    except BaseException as error:  # all else; a panic of a Rust package is no Exception
+        failures.report(error)
         return FAILED
 
 
@@ -96,14 +97,3 @@ def _show_usage(usage: typer.TyperException) -> int:
     hint = f" (see `{context.command_path} --help`)" if context else ""
     console.error(message.rstrip(".") + hint)
     return usage.exit_code
-
-
-def _explain(error: Exception) -> str:
-    """One sentence on an exception that ended a command."""
-    if isinstance(error, CloverError):
-        return str(error)
-    if isinstance(error, OSError) and error.strerror:
-        place = f"{error.filename}: " if error.filename else ""
-        return f"{place}{error.strerror}"
-    kind = type(error).__name__
-    return f"unexpected {kind}: {error} (a fault of clover-local; CLOVER_DEBUG=1 shows where)"

@@ -1,5 +1,6 @@
 """`clover-local bench`: milliseconds of a forward beside the floor of this machine."""
 
+import os
 from typing import Annotated
 
 import typer
@@ -9,7 +10,10 @@ from clover_local.cli.options import JsonOpt, QuietOpt
 
 RepeatsOpt = Annotated[int, typer.Option(min=1, metavar="N", help="Timed runs of each forward.")]
 ThreadsOpt = Annotated[
-    int | None, typer.Option(min=1, metavar="N", help="CPU threads; default: torch's choice.")
+    int | None,
+    typer.Option(
+        min=1, max=os.cpu_count(), metavar="N", help="CPU threads; default: torch's choice."
+    ),
 ]
 ModelOpt = Annotated[
     str | None,
@@ -26,10 +30,10 @@ def bench(
     model: ModelOpt = None,
     repeats: RepeatsOpt = 7,
     threads: ThreadsOpt = None,
-    json: JsonOpt = False,
+    as_json: JsonOpt = False,
     quiet: QuietOpt = False,
 ) -> None:
-    """Time a pass, a commit and an AR token beside the floor that this machine sets."""
+    """Time a pass, a commit and an AR token on the CPU beside the floor that it sets."""
     import torch
 
     from clover_local import bench as library
@@ -44,9 +48,9 @@ def bench(
     else:
         opened = session.open_model(model)
         settings = resolve(opened.config, opened.generation, {}).settings
-        subject = session.load(opened, settings).model
+        subject = session.load(opened, settings, device="cpu").model
     report = library.measure(subject, repeats=repeats)
-    if json:
+    if as_json:
         console.print_json(report.to_json())
         return
     rates = report.rates

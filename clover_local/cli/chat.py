@@ -9,6 +9,7 @@ import typer
 
 from clover_local.cli import console, start
 from clover_local.cli import options as o
+from clover_local.cli.interrupt import orderly_end
 from clover_local.cli.prompts import messages, read_prompt
 from clover_local.hub import DEMO
 
@@ -106,7 +107,8 @@ def _answer(talk: ChatState, question: str | None) -> bool:
         repl.answer_plainly(talk, question)
     elif console.is_terminal(sys.stdin) and console.is_terminal(sys.stdout):
         console.note("/help lists the commands, Ctrl-C stops an answer, Ctrl-D leaves")
-        repl.converse(talk)
+        with orderly_end():
+            repl.converse(talk)
     else:
         return repl.converse_plainly(talk)
     return True

@@ -46,7 +46,7 @@ def execute(line: str, chat: ChatState) -> None:
         SettingsError: an unknown command (names the nearest) or a wrong argument.
         EOFError: the command was `/exit`.
     """
-    name, _, argument = line.strip().partition(" ")
+    name, argument = [*line.split(maxsplit=1), ""][:2]
     command = COMMANDS.get(name)
     if command is None:
         near = difflib.get_close_matches(name, COMMANDS, n=1, cutoff=0.5)
@@ -78,7 +78,7 @@ def _system(chat: ChatState, argument: str) -> None:
 
 
 def _set(chat: ChatState, argument: str) -> None:
-    key, _, value = argument.replace("=", " ", 1).partition(" ")
+    key, value = [*argument.replace("=", " ", 1).split(maxsplit=1), "", ""][:2]
     if not value.strip():
         raise SettingsError(
             "/set takes a key and a value, such as /set threshold 0.8; /show lists the keys"
@@ -87,6 +87,8 @@ def _set(chat: ChatState, argument: str) -> None:
     chat.conversation.generator.settings = chat.resolved.settings
     name = key.removeprefix("--").replace("-", "_")
     console.text(f"{name} = {shown(getattr(chat.resolved.settings, name))}")
+    if name == "temperature" and chat.resolved.settings.temperature > 0:
+        console.note(f"seed {chat.resolved.settings.seed}")
     for _, why in effects.without_effect([name], chat.resolved.settings):
         console.note(f"note: {name} has no effect {why}")
 

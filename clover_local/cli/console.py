@@ -19,6 +19,7 @@ OUTPUT_CLOSED = 141
 """Exit code when the reader of stdout has gone (`| head -1`): 128 + SIGPIPE, as of other tools."""
 
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+_LONGEST_ERROR = 2000
 _PROGRESS_INTERVAL = 0.1  # seconds
 
 
@@ -71,6 +72,10 @@ def _write(text: str, stream: TextIO) -> None:
     except BrokenPipeError:
         abandon(stream)
         raise SystemExit(OUTPUT_CLOSED) from None
+    except OSError:
+        if stream is not sys.stderr:
+            raise
+        abandon(stream)  # there is no place left to complain
 
 
 def abandon(stream: TextIO) -> None:
@@ -105,8 +110,11 @@ def note(message: str) -> None:
 
 
 def error(message: str) -> None:
-    """One line to stderr, with or without `--quiet`."""
+    """One line to stderr, with or without `--quiet`; a very long one loses its middle."""
     line = " ".join(printable(message).split())
+    if len(line) > _LONGEST_ERROR:
+        half = _LONGEST_ERROR // 2
+        line = f"{line[:half]} ... {line[-half:]}"  # the remedy stands at the end
     _write(f"{style('error:', '1;31', sys.stderr)} {line}\n", sys.stderr)
 
 

@@ -1,5 +1,6 @@
 """`clover-local info`: what a model is, from its config and the headers of its weight files."""
 
+import os
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -15,6 +16,7 @@ from clover_local.config import (
     read_json_object,
     read_model_config,
 )
+from clover_local.decoding.settings import MODES
 from clover_local.errors import CheckpointError, CloverError
 from clover_local.hub import DESCRIPTION_FILES, locate
 
@@ -84,7 +86,7 @@ def describe(model: str) -> ModelFacts:
     generation = read_generation_config(folder, config)
     architectures = read_json_object(folder / "config.json").get("architectures")
     weight_files = sum(1 for _ in folder.glob("*.safetensors"))
-    has_tokenizer = (folder / "tokenizer.json").is_file()
+    has_tokenizer = os.path.lexists(folder / "tokenizer.json")
     weights = tokens = None
     problems = []
     try:
@@ -127,7 +129,7 @@ def _weight_facts(checkpoint: Checkpoint) -> WeightFacts:
         bytes=sum(shard.nbytes for shard in checkpoint.shards),
         parameters_by_dtype=dict(by_dtype.most_common()),
         diffusion_parameters=checkpoint.has_diffusion,
-        modes=("denoise", "ar") if checkpoint.has_diffusion else ("ar",),
+        modes=MODES if checkpoint.has_diffusion else ("ar",),
         notes=checkpoint.notes,
     )
 

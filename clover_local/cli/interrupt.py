@@ -9,6 +9,9 @@ from typing import TypeVar
 INTERRUPTED = 130
 """Exit code after Ctrl-C: 128 + SIGINT."""
 
+TERMINATED = 143
+"""Exit code after SIGTERM: 128 + SIGTERM."""
+
 Event = TypeVar("Event")
 
 
@@ -25,6 +28,20 @@ def follow(events: Generator[Event, None, None], on_event: Callable[[Event], Non
         except KeyboardInterrupt:
             return False
     return True
+
+
+@contextmanager
+def orderly_end() -> Iterator[None]:
+    """Within it, SIGTERM is SystemExit, so that whoever changed the terminal puts it back."""
+
+    def end(signal_number: int, frame: FrameType | None) -> None:
+        raise SystemExit(TERMINATED)
+
+    before = signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 @contextmanager

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from prompt_toolkit import PromptSession
@@ -61,9 +62,17 @@ class LineEditor:
         return unquote(text) or ""
 
 
+class _TolerantHistory(FileHistory):
+    """A history whose file may fail: what cannot be written is remembered until the end only."""
+
+    def store_string(self, string: str) -> None:
+        with suppress(OSError):
+            super().store_string(string.encode(errors="replace").decode())
+
+
 def history_path() -> Path:
     """Where questions are kept: `$XDG_STATE_HOME/clover-local/history`."""
-    state = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
+    state = os.environ.get("XDG_STATE_HOME") or os.path.expanduser("~/.local/state")
     return Path(state) / "clover-local" / "history"
 
 
@@ -76,7 +85,7 @@ def _history() -> History:
     except OSError as error:
         console.note(f"note: no history is kept: {path}: {error.strerror}")
         return InMemoryHistory()
-    return FileHistory(path)
+    return _TolerantHistory(path)
 
 
 def _bindings() -> KeyBindings:

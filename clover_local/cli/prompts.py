@@ -15,8 +15,7 @@ def read_prompt(text: str | None, *, file: Path | None, keep_newline: bool) -> s
 
     Raises:
         typer.BadParameter: two sources, or none.
-        SettingsError: the text is empty, or no UTF-8.
-        OSError: the file cannot be read.
+        SettingsError: the text is empty, or no UTF-8, or cannot be read.
     """
     if text is not None and file is not None:
         raise typer.BadParameter("--prompt and --file exclude each other")
@@ -26,8 +25,16 @@ def read_prompt(text: str | None, *, file: Path | None, keep_newline: bool) -> s
                 "nothing to answer: pass -p TEXT, -f FILE, --prompt-ids IDS, or pipe text in"
             )
         standard_input = file is None or str(file) == "-"
-        content = sys.stdin.buffer.read() if standard_input or file is None else file.read_bytes()
-        text = decode(content, "stdin" if standard_input else str(file))
+        source = "stdin" if standard_input else str(file)
+        try:
+            content = (
+                sys.stdin.buffer.read() if standard_input or file is None else file.read_bytes()
+            )
+        except OSError as error:
+            raise SettingsError(
+                f"{source} cannot be read ({error.strerror or error}): pass another prompt"
+            ) from None
+        text = decode(content, source)
         text = text if keep_newline else text.rstrip("\r\n")
     if not text.strip():
         raise SettingsError("the prompt is empty: pass some text")

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from clover_local.chat import Piece
-from clover_local.cli import commands, console
+from clover_local.cli import commands, console, failures
 from clover_local.cli.commands import ChatState
 from clover_local.cli.interrupt import follow
 from clover_local.cli.lines import questions
@@ -23,17 +23,22 @@ def converse(chat: ChatState) -> None:
     while True:
         try:
             line = editor.read()
+        except KeyboardInterrupt:
+            continue  # the line is dropped
+        except EOFError:
+            return
+        try:
             if line.startswith("/"):
                 commands.execute(line, chat)
             elif line.strip():
                 with hidden_keys():
                     answer_live(chat, line)
         except KeyboardInterrupt:
-            continue  # at the prompt: the line is dropped
+            continue
         except EOFError:
             return
-        except CloverError as error:
-            console.error(str(error))
+        except Exception as error:  # also a full disk or memory: the conversation lives on
+            failures.report(error)
 
 
 def converse_plainly(chat: ChatState) -> bool:

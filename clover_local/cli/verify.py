@@ -18,7 +18,7 @@ import typer
 from clover_local.checkpoint import open_checkpoint
 from clover_local.cli import console
 from clover_local.cli.options import JsonOpt, ModelArg
-from clover_local.config import read_model_config
+from clover_local.config import read_generation_config, read_model_config
 from clover_local.errors import CheckpointError, CloverError
 from clover_local.hub import MODEL_FILES, locate
 from clover_local.shards import Shard, abbreviated, read_shard
@@ -137,14 +137,17 @@ def write_sums(folder: Path, files: Iterable[FileReport]) -> None:
 
 def _check_file(path: Path, expected: str | None, on_bytes: Callable[[int], None]) -> FileReport:
     if not path.is_file():
-        return FileReport(path.name, 0, "", (), (f"is in {SUMS_NAME} but not in the folder",))
+        absent = f"is in {SUMS_NAME} but not in the folder"
+        problem = "is no file" if os.path.lexists(path) else absent
+        return FileReport(path.name, 0, "", (), (problem,))
     problems = []
     shard: Shard | None = None
     if path.suffix == ".safetensors":
         try:
             shard = read_shard(path)
         except CheckpointError as error:
-            problems.append(str(error).removeprefix(f"{path} ").removesuffix(": download it again"))
+            text = str(error).removeprefix(f"{path}").lstrip(": ")
+            problems.append(text.removesuffix(": download it again"))
     sha256, not_finite = _read(path, shard, on_bytes)
     if not_finite:
         problems.append(f"holds NaN or infinity in {abbreviated(not_finite)}")
@@ -211,6 +214,7 @@ def _loading_problems(folder: Path) -> list[str]:
     problems = []
     try:
         config = read_model_config(folder)
+        read_generation_config(folder, config)
         open_checkpoint(folder, config).require_fit()
         tokenizer = Tokenizer.load(folder)
         tokenizer.require_fit(config.vocab_size)

@@ -74,7 +74,7 @@ class ResponseControls:
         self.length = 0
         """Response tokens counted so far."""
         self._device = device
-        self._slots: dict[int, int] = {}
+        self._index: dict[int, int] = {}  # of a token in `_ids` and `_counts`
         self._ids = torch.zeros(64, dtype=torch.int64, device=device)
         self._counts = torch.zeros(64, dtype=torch.float32, device=device)
         self._banned = torch.tensor(settings.banned_ids, dtype=torch.int64, device=device)
@@ -86,18 +86,18 @@ class ResponseControls:
         ) != (0, 0, 1)
 
     def __contains__(self, token: int) -> bool:
-        return token in self._slots
+        return token in self._index
 
     def add(self, tokens: Iterable[int]) -> None:
         """Counts emitted tokens; costs nothing for the tokens already counted."""
         added = list(tokens)
         if not added:
             return
-        slots = [self._slots.setdefault(token, len(self._slots)) for token in added]
-        while len(self._slots) > len(self._ids):
+        indices = [self._index.setdefault(token, len(self._index)) for token in added]
+        while len(self._index) > len(self._ids):
             self._ids = torch.cat([self._ids, torch.zeros_like(self._ids)])
             self._counts = torch.cat([self._counts, torch.zeros_like(self._counts)])
-        places = torch.tensor(slots, device=self._device)
+        places = torch.tensor(indices, device=self._device)
         self._ids[places] = torch.tensor(added, device=self._device)
         self._counts.index_add_(0, places, torch.ones(len(added), device=self._device))
         self.length += len(added)
@@ -113,7 +113,7 @@ class ResponseControls:
             Controls whose counts are views: valid until the next `add`.
         """
         s = self.settings
-        seen = len(self._slots) if self._repetition else 0
+        seen = len(self._index) if self._repetition else 0
         thinking = s.think_end_token_id
         may_end = thinking is not None and thinking not in self and thinking not in visible
         return Controls(

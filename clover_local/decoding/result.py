@@ -1,4 +1,4 @@
-"""What a run returns, and its stable JSON (spec: interface)."""
+"""What a run returns, and its stable JSON."""
 
 import sys
 from dataclasses import asdict, dataclass

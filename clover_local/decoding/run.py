@@ -2,7 +2,8 @@
 
 Between two forwards every emitted token is committed, except at most one `pending` token. A mode
 (`denoise.py`, `autoregressive.py`) decides which forwards to make; only this file touches model,
-state, response history, clock and trace, so modes can follow each other at any boundary.
+state, response history, clock and trace, so modes can follow each other at any boundary; one that
+`starts_from_logits` only behind a commit that was asked for them.
 """
 
 import time

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from clover_local.config import GenerationConfig, ModelConfig
+from clover_local.config import LARGEST, STRONGEST, GenerationConfig, ModelConfig
 from clover_local.errors import SettingsError
 
 MODES = ("denoise", "ar")
@@ -115,8 +115,16 @@ def _token_ids(value: object) -> tuple[int, ...]:
     return tuple(int(str(convert(item))) for item in items)
 
 
-def _any(number: float) -> bool:
-    return True
+def _strength(generation_key: str) -> Key:
+    return _number(
+        lambda x: abs(x) <= STRONGEST,
+        f"a number from {-STRONGEST:.0f} to {STRONGEST:.0f}",
+        generation_key=generation_key,
+    )
+
+
+def _length(generation_key: str) -> Key:
+    return _whole(-LARGEST, LARGEST, generation_key=generation_key)
 
 
 KEYS: dict[str, Key] = {
@@ -124,21 +132,25 @@ KEYS: dict[str, Key] = {
     "max_new_tokens": _whole(1),
     "threshold": _number(lambda x: 0 <= x <= 1, "a number from 0 to 1"),
     "sampler": _choice(SAMPLERS),
-    "temperature": _number(lambda x: x >= 0, "a number of 0 (greedy) or more"),
+    "temperature": _number(
+        lambda x: 0 <= x <= STRONGEST, f"a number from 0 (greedy) to {STRONGEST:.0f}"
+    ),
     "top_k": _whole(0),
     "top_p": _number(lambda x: 0 < x <= 1, "a number above 0, at most 1"),
     "seed": _whole(0, 2**64 - 1),
     "suppress": Key("token ids such as 7,42, or none", _token_ids),
-    "presence_penalty": _number(_any, "a number", generation_key="presence_penalty"),
-    "frequency_penalty": _number(_any, "a number", generation_key="frequency_penalty"),
+    "presence_penalty": _strength("presence_penalty"),
+    "frequency_penalty": _strength("frequency_penalty"),
     "repetition_penalty": _number(
-        lambda x: x > 0, "a number above 0", generation_key="repetition_penalty"
+        lambda x: 1 / STRONGEST <= x <= STRONGEST,
+        f"a number from {1 / STRONGEST:g} to {STRONGEST:.0f}",
+        generation_key="repetition_penalty",
     ),
-    "length_penalty": _number(_any, "a number", generation_key="dllm_length_penalty"),
-    "length_penalty_start": _whole(generation_key="dllm_length_penalty_start"),
+    "length_penalty": _strength("dllm_length_penalty"),
+    "length_penalty_start": _length("dllm_length_penalty_start"),
     "length_penalty_window": _whole(1, generation_key="dllm_length_penalty_window"),
-    "think_end_bias": _number(_any, "a number", generation_key="dllm_think_end_bias"),
-    "think_end_start": _whole(generation_key="dllm_think_end_start"),
+    "think_end_bias": _strength("dllm_think_end_bias"),
+    "think_end_start": _length("dllm_think_end_start"),
     "think_end_window": _whole(1, generation_key="dllm_think_end_window"),
 }
 

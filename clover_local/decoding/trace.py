@@ -8,6 +8,7 @@ import importlib.metadata
 import json
 import platform
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from types import TracebackType
@@ -19,19 +20,22 @@ from clover_local.decoding.pick import RowStatistics
 from clover_local.decoding.settings import Settings
 from clover_local.errors import SettingsError
 
+_HEADER = b'{"record": "header"'
+
 
 class Trace:
     """An open trace file; a context manager."""
 
     def __init__(self, path: Path, *, model_hash: str) -> None:
-        """Opens (and empties) `path`.
+        """Opens `path`, and empties it where it holds a trace.
 
         Raises:
-            SettingsError: the path cannot be written.
+            SettingsError: the path cannot be written, or holds something else.
         """
         self.path = path
         self.model_hash = model_hash
         try:
+            _refuse_other_file(path)
             self._file = path.open("w", encoding="utf-8")
         except OSError as error:
             raise self._unwritable(error) from None
@@ -52,7 +56,8 @@ class Trace:
 
     def close(self) -> None:
         """Closes the file; twice is fine."""
-        self._file.close()
+        with suppress(OSError):  # every record was flushed, or `write` has said why not
+            self._file.close()
 
     def __enter__(self) -> "Trace":
         return self
@@ -69,6 +74,16 @@ class Trace:
         return SettingsError(
             f"the trace {self.path} cannot be written ({error.strerror}): pass another --trace FILE"
         )
+
+
+def _refuse_other_file(path: Path) -> None:
+    """A mistyped name must not cost a prompt or a model."""
+    if path.is_file():
+        with path.open("rb") as file:
+            if not _HEADER.startswith(file.read(len(_HEADER))):
+                raise SettingsError(
+                    f"{path} exists and is no trace: remove it, or pass another --trace FILE"
+                )
 
 
 def header_record(

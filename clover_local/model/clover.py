@@ -38,7 +38,7 @@ class PassOutput:
 
 @dataclass(frozen=True, eq=False)
 class Layer:
-    """h = h + mixer(norm(h)); h = h + moe(norm(h))."""
+    """h = h + mixer(norm(h)); h = h + moe(norm(h)), where h are the hidden states."""
 
     input_layernorm: Tensor  # [D] float32
     mixer: Attention | GatedDeltaNet
@@ -61,9 +61,8 @@ class Clover:
         """Takes every parameter out of `parameters`, so that no weight stays in memory twice.
 
         Args:
-            parameters: by checkpoint name without prefix, without the routed experts;
-            `lm_head.weight` may
-                be absent when the embeddings are tied.
+            parameters: by checkpoint name without prefix, without the routed experts.
+                `lm_head.weight` is among them also when the embeddings are tied.
             experts: runs the routed experts.
             dtype: of weights and hidden states. Norms, router and the small GDN tensors may come in
                 float32 as well; they, GDN state, softmax and logits are float32 in any case.
@@ -114,9 +113,9 @@ class Clover:
         conv: list[Tensor] = []
         expert_ids: list[Tensor] = []
         with torch.inference_mode():
-            h, angles = self._start(ids, state)
+            hidden_states, angles = self._start(ids, state)
             for layer in self.layers:
-                x = self._normed(h, layer.input_layernorm)
+                x = self._normed(hidden_states, layer.input_layernorm)
                 if isinstance(layer.mixer, Attention):
                     mixed = layer.mixer.commit(x, state, angles=angles)
                 else:
@@ -126,12 +125,12 @@ class Clover:
                     )
                     recurrent.append(recurrent_state)
                     conv.append(conv_state)
-                h = h + mixed
-                out = layer.moe.commit(self._normed(h, layer.post_attention_layernorm))
-                h = h + out.hidden_states
+                hidden_states = hidden_states + mixed
+                out = layer.moe.commit(self._normed(hidden_states, layer.post_attention_layernorm))
+                hidden_states = hidden_states + out.hidden_states
                 expert_ids.append(out.expert_ids)
-            wanted = {"all": h, "last": h[-1:], "none": h[:0]}[logits]
-            output = PassOutput(self._logits(wanted), tuple(expert_ids))
+            unwanted = {"all": 0, "last": len(ids) - 1, "none": len(ids)}[logits]
+            output = PassOutput(self._logits(hidden_states[unwanted:]), tuple(expert_ids))
         state.advance(ids, recurrent=recurrent, conv=conv)
         return output
 
@@ -148,20 +147,21 @@ class Clover:
         outputs: list[MoEOutput] = []
         gdn = 0
         with torch.inference_mode():
-            h, angles = self._start(ids, state)
+            hidden_states, angles = self._start(ids, state)
             for layer in self.layers:
-                x = self._normed(h, layer.input_layernorm)
+                x = self._normed(hidden_states, layer.input_layernorm)
                 if isinstance(layer.mixer, Attention):
-                    h = h + layer.mixer.preview(x, state, angles=angles)
+                    hidden_states = hidden_states + layer.mixer.preview(x, state, angles=angles)
                 else:
-                    h = h + layer.mixer.preview(
+                    hidden_states = hidden_states + layer.mixer.preview(
                         x, state.committed.recurrent[gdn], conv_state=state.committed.conv[gdn]
                     )
                     gdn += 1
-                outputs.append(layer.moe.preview(self._normed(h, layer.post_attention_layernorm)))
-                h = h + outputs[-1].hidden_states
+                out = layer.moe.preview(self._normed(hidden_states, layer.post_attention_layernorm))
+                hidden_states = hidden_states + out.hidden_states
+                outputs.append(out)
             return PassOutput(
-                self._logits(h),
+                self._logits(hidden_states),
                 tuple(out.expert_ids for out in outputs),
                 tuple(out.coreset for out in outputs if out.coreset is not None),
             )
@@ -196,15 +196,15 @@ class Clover:
 
     def _start(self, ids: list[int], state: SequenceState) -> tuple[Tensor, Angles]:
         """The embedded rows [T, D] and their rotary angles."""
-        h = F.embedding(torch.tensor(ids, device=self.device), self.embedding)
+        hidden_states = F.embedding(torch.tensor(ids, device=self.device), self.embedding)
         positions = torch.arange(state.length, state.length + len(ids), device=self.device)
         cos, sin = dispatch.rotary_angles(
             positions, theta=self.config.rope_theta, rotary_dim=self.config.rotary_dim
         )
-        return h, Angles(cos, sin)
+        return hidden_states, Angles(cos, sin)
 
-    def _normed(self, h: Tensor, weight: Tensor) -> Tensor:
-        return dispatch.rms_norm(h, weight, eps=self.config.rms_norm_eps)
+    def _normed(self, hidden_states: Tensor, weight: Tensor) -> Tensor:
+        return dispatch.rms_norm(hidden_states, weight, eps=self.config.rms_norm_eps)
 
-    def _logits(self, h: Tensor) -> Tensor:
-        return self.lm_head(self._normed(h, self.norm)).float()
+    def _logits(self, hidden_states: Tensor) -> Tensor:
+        return self.lm_head(self._normed(hidden_states, self.norm)).float()

@@ -92,7 +92,9 @@ def test_an_os_error_is_one_line_with_the_file(
     absent = tmp_path / "absent.txt"
     outcome = run("generate", str(golden_folder), "-f", str(absent))
     assert outcome.code == 1
-    assert outcome.err == f"error: {absent}: No such file or directory\n"
+    assert outcome.err == (
+        f"error: {absent} cannot be read (No such file or directory): pass another prompt\n"
+    )
 
 
 def test_an_unexpected_error_is_one_line_and_a_traceback_only_when_asked_for(
@@ -142,9 +144,47 @@ def test_a_full_disk_is_one_line_and_a_closed_stdout_is_none() -> None:
     line = f"{sys.executable} -m clover_local --version"
     full = subprocess.run(f"{line} > /dev/full", shell=True, capture_output=True, timeout=120)
     assert full.returncode == 1
-    assert full.stderr == b"error: No space left on device\n"
+    assert full.stderr.startswith(b"error: No space left on device: check")
+    assert full.stderr.count(b"\n") == 1
     closed = subprocess.run(f"{line} >&-", shell=True, capture_output=True, timeout=120)
     assert (closed.returncode, closed.stderr) == (0, b"")
+
+
+def test_a_closed_stdin_is_an_empty_one(golden_folder: Path) -> None:
+    line = f"{sys.executable} -m clover_local generate {golden_folder} <&-"
+    closed = subprocess.run(line, shell=True, capture_output=True, timeout=120)
+    assert closed.returncode == 1
+    assert closed.stderr == b"error: the prompt is empty: pass some text\n"
+
+
+@pytest.mark.parametrize(
+    "error", [MemoryError(), RuntimeError("DefaultCPUAllocator: can't allocate memory: 1 bytes")]
+)
+def test_too_little_memory_is_no_fault_of_the_program(
+    run: Call, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    def fail(*arguments: object, **options: object) -> None:
+        raise error
+
+    monkeypatch.setattr("clover_local.cli.start.open_model", fail)
+    outcome = run("generate", "m", "-p", "x")
+    assert outcome.code == 1
+    assert outcome.err.startswith("error: out of memory: ")
+
+
+def test_a_panic_that_is_no_exception_is_one_line(
+    run: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class PanicException(BaseException):  # as Rust packages raise it
+        pass
+
+    def fail(*arguments: object, **options: object) -> None:
+        raise PanicException("index out of bounds")
+
+    monkeypatch.setattr("clover_local.cli.start.open_model", fail)
+    outcome = run("generate", "m", "-p", "x")
+    assert outcome.code == 1
+    assert "unexpected PanicException" in outcome.err
 
 
 def test_the_module_runs_as_a_program() -> None:

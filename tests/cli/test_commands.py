@@ -33,7 +33,7 @@ def test_exit_ends_like_the_end_of_input(chat: ChatState) -> None:
 
 
 @pytest.mark.parametrize(
-    "line", ["/set threshold 0.5", "/set threshold=0.5", "/set  --threshold  0.5 "]
+    "line", ["/set threshold 0.5", "/set\tthreshold = 0.5", "/set  --threshold  0.5 "]
 )
 def test_set_changes_the_next_run(
     chat: ChatState, capsys: pytest.CaptureFixture[str], line: str
@@ -42,6 +42,11 @@ def test_set_changes_the_next_run(
     assert chat.conversation.generator.settings.threshold == 0.5
     shown = say("/show", chat, capsys).splitlines()
     assert any(row.split() == ["threshold", "0.5", "/set"] for row in shown)
+
+
+def test_drawing_says_its_seed(chat: ChatState, capsys: pytest.CaptureFixture[str]) -> None:
+    assert "seed 0" in say("/set temperature 0.7", chat, capsys)
+    assert "seed" not in say("/set temperature 0", chat, capsys)
 
 
 def test_set_says_when_a_key_has_no_effect(

@@ -148,3 +148,13 @@ def test_a_closed_stdout_ends_the_program_quietly(monkeypatch: pytest.MonkeyPatc
     with pytest.raises(SystemExit) as left:
         console.text("x")
     assert left.value.code == console.OUTPUT_CLOSED == 141
+
+
+def test_a_very_long_error_keeps_its_start_and_the_remedy(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    console.error("bad " + "x" * 100_000 + ": do this")
+    shown = capsys.readouterr().err
+    assert len(shown) < 2100
+    assert shown.startswith("error: bad x")
+    assert shown.endswith("x: do this\n")

@@ -1,6 +1,7 @@
 """Which flags do nothing together."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -26,9 +27,9 @@ SETTINGS = Settings(mask_token_id=9, vocab_size=10)
     ],
 )
 def test_settings_without_effect_are_found(
-    given: list[str], changes: dict[str, object], idle: list[str]
+    given: list[str], changes: dict[str, Any], idle: list[str]
 ) -> None:
-    settings = replace(SETTINGS, **changes)  # type: ignore[arg-type]
+    settings = replace(SETTINGS, **changes)
     assert [name for name, _ in effects.without_effect(given, settings)] == idle
 
 

@@ -6,7 +6,7 @@ from collections.abc import Generator
 
 import pytest
 
-from clover_local.cli.interrupt import follow, single_interrupt
+from clover_local.cli.interrupt import follow, orderly_end, single_interrupt
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="sends itself SIGINT")
 
@@ -87,3 +87,11 @@ def test_other_errors_pass_and_close() -> None:
     with pytest.raises(RuntimeError, match="broken"):
         follow(work(), lambda number: None)
     assert closed == ["closed"]
+
+
+def test_sigterm_lets_clean_up_run_and_is_code_143() -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    with pytest.raises(SystemExit) as caught, orderly_end():
+        os.kill(os.getpid(), signal.SIGTERM)
+    assert caught.value.code == 143
+    assert signal.getsignal(signal.SIGTERM) is before

@@ -30,7 +30,7 @@ def typed(state: Path) -> Iterator[Callable[[str], str]]:
         editor = LineEditor(CHOICES)
 
         def type_(text: str) -> str:
-            keys.send_text(text)
+            keys.send_bytes(text.encode(errors="surrogateescape"))  # as a terminal decodes it
             return editor.read()
 
         yield type_
@@ -92,3 +92,19 @@ def test_a_place_that_cannot_be_written_is_no_obstacle(
         keys.send_text("hello\r")
         assert LineEditor(CHOICES).read() == "hello"
     assert "no history is kept" in capsys.readouterr().err
+
+
+def test_what_the_history_cannot_hold_is_still_a_question(
+    typed: Callable[[str], str], state: Path
+) -> None:
+    assert typed("broken \udcff byte\r") == "broken \udcff byte"
+    path = history_path()
+    path.unlink()
+    path.mkdir()
+    assert typed("and a lost file\r") == "and a lost file"
+
+
+def test_the_history_has_a_place_where_there_is_no_home(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("XDG_STATE_HOME", raising=False)
+    monkeypatch.setattr("os.path.expanduser", lambda path: path)  # as for a user without an entry
+    assert history_path().name == "history"

@@ -3,8 +3,10 @@
 import io
 import os
 import re
+import signal
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -137,18 +139,18 @@ def test_thinking_goes_to_stderr_in_plain_text(
 
 
 def test_ctrl_c_ends_plain_text_and_leaves_the_chat_usable(
-    chat: ChatState, capsys: pytest.CaptureFixture[str]
+    chat: ChatState, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = chat.conversation.generator.model
     preview, calls = model.preview, []
 
-    def interrupted(*arguments: object) -> object:
+    def interrupted(*arguments: Any) -> object:
         calls.append(arguments)
         if len(calls) == 40:
             raise KeyboardInterrupt
-        return preview(*arguments)  # type: ignore[arg-type]
+        return preview(*arguments)
 
-    model.preview = interrupted  # type: ignore[method-assign, assignment]
+    monkeypatch.setattr(model, "preview", interrupted)
     with pytest.raises(KeyboardInterrupt):
         repl.answer_plainly(chat, "hello")
     assert chat.last is not None
@@ -156,3 +158,42 @@ def test_ctrl_c_ends_plain_text_and_leaves_the_chat_usable(
     repl.answer_plainly(chat, "again")
     assert chat.last.finish_reason == "length"
     assert chat.last.reused_tokens > 0
+
+
+@pytest.mark.skipif(os.name != "posix", reason="needs a pseudo-terminal")
+def test_sigterm_puts_the_terminal_back(terminal: Any) -> None:
+    terminal.sendline("hello")  # during the answer there is no echo, at the prompt no line mode
+    terminal.kill(signal.SIGTERM)
+    with suppress(OSError):  # the terminal is gone with its last user
+        terminal.expect(pexpect.EOF)
+    terminal.close()
+    assert terminal.exitstatus == 143
+
+
+@pytest.mark.parametrize("error", [OSError(28, "No space left on device"), MemoryError()])
+def test_an_error_ends_its_turn_and_not_the_chat(
+    chat: ChatState,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    error: Exception,
+) -> None:
+    lines = iter(["/stats", "/help"])
+
+    class Editor:
+        def __init__(self, choices: object) -> None: ...
+
+        def read(self) -> str:
+            if (line := next(lines, None)) is None:
+                raise EOFError
+            return line
+
+    def fail(*arguments: object) -> None:
+        raise error
+
+    monkeypatch.setattr("clover_local.cli.line_editor.LineEditor", Editor)
+    monkeypatch.setattr("clover_local.cli.commands.stats_rows", fail)
+    monkeypatch.setattr("clover_local.cli.commands.asdict", fail)
+    repl.converse(chat)
+    out, err = capsys.readouterr()
+    assert err.startswith("error: ") and err.count("\n") == 1
+    assert "/help" in out

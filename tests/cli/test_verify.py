@@ -225,3 +225,10 @@ def test_verify_does_not_import_torch(golden_folder: Path) -> None:
         "assert 'torch' not in sys.modules\n"
     )
     subprocess.run([sys.executable, "-c", script, str(golden_folder)], check=True, timeout=120)
+
+
+def test_a_broken_generation_config_is_an_error(run: Run, model_folder: Path) -> None:
+    (model_folder / "generation_config.json").write_text('{"eos_token_id": 99999}')
+    outcome = run("verify", str(model_folder))
+    assert outcome.code == 1
+    assert "eos_token_id 99999" in outcome.err

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import Any, Literal
 
 import pytest
 import torch
@@ -59,9 +59,8 @@ class ScriptedModel:
     def preview(self, block: Sequence[int], state: SequenceState) -> ScriptedOutput:
         self.before_forward(len(self.commits) + len(self.previews))
         self.previews.append(list(block))
-        experts = torch.tensor(
-            [[0, 1], [1, -1]]
-        )  # two distinct experts; three in the layer of `experts + 1`
+        # Two distinct experts; three in the layer of `experts + 1`.
+        experts = torch.tensor([[0, 1], [1, -1]])
         return ScriptedOutput(
             self._rows(state.length, len(block)),
             (experts, experts + 1),
@@ -83,15 +82,19 @@ class Scripted:
 
     config: ModelConfig
 
-    def model(self, **given: object) -> ScriptedModel:
-        return ScriptedModel(self.config, **given)  # type: ignore[arg-type]
+    def model(self, **given: Any) -> ScriptedModel:
+        return ScriptedModel(self.config, **given)
 
     def state(self, context: int = 500) -> SequenceState:
         return SequenceState(self.config, context=context, device=CPU, dtype=torch.float32)
 
-    def settings(self, **given: object) -> Settings:
-        values = {"mask_token_id": MASK, "vocab_size": VOCABULARY, "stop_ids": (PAD, STOP)}
-        return Settings(**{**values, **given})  # type: ignore[arg-type]
+    def settings(self, **given: Any) -> Settings:
+        values: dict[str, Any] = {
+            "mask_token_id": MASK,
+            "vocab_size": VOCABULARY,
+            "stop_ids": (PAD, STOP),
+        }
+        return Settings(**{**values, **given})
 
 
 @pytest.fixture

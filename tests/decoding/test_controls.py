@@ -1,6 +1,7 @@
 """Response controls on hand-made tables."""
 
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -12,9 +13,9 @@ from clover_local.decoding.settings import Settings
 MASK, VOCABULARY = 11, 12
 
 
-def controls(response: list[int], **settings: object) -> ResponseControls:
+def controls(response: list[int], **settings: Any) -> ResponseControls:
     made = ResponseControls(
-        Settings(mask_token_id=MASK, vocab_size=VOCABULARY, **settings),  # type: ignore[arg-type]
+        Settings(mask_token_id=MASK, vocab_size=VOCABULARY, **settings),
         device=torch.device("cpu"),
     )
     made.add(response)

@@ -1,15 +1,22 @@
 """`denoise` on a scripted model: passes, emission, limits, statistics."""
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
 import pytest
 
 from clover_local.decoding.events import BlockCommitted, Finished, PassDone
 from clover_local.errors import SettingsError
 from clover_local.generate import Generator, generate
 
+if TYPE_CHECKING:
+    from tests.decoding.conftest import Scripted
+
 MASK, STOP, PAD = 49, 48, 47
 
 
-def test_rows_above_the_threshold_go_first_then_one_a_pass(scripted) -> None:
+def test_rows_above_the_threshold_go_first_then_one_a_pass(scripted: Scripted) -> None:
     """Rows 3, 4 and 9 are sure, the others rise to the right."""
     model = scripted.model(confidence=lambda p: 0.97 if p - 2 in (3, 4, 9) else 0.5 + (p - 2) / 100)
     result = generate(model, scripted.state(), scripted.settings(max_new_tokens=32), [7, 8])
@@ -23,14 +30,16 @@ def test_rows_above_the_threshold_go_first_then_one_a_pass(scripted) -> None:
     assert model.previews[1][3] == 5 and model.previews[1][5] == MASK
 
 
-def test_lowest_row_wins_a_tie_of_confidence(scripted) -> None:
+def test_lowest_row_wins_a_tie_of_confidence(scripted: Scripted) -> None:
     model = scripted.model(confidence=lambda p: 0.5)
     events = Generator(model, scripted.state(), scripted.settings(max_new_tokens=1)).run([1])
     fixed = [event.fixed for event in events if isinstance(event, PassDone)]
     assert [[row.row for row in rows] for rows in fixed] == [[row] for row in range(32)]
 
 
-def test_stop_token_ends_the_answer_and_the_tail_is_never_committed(scripted, stop_row) -> None:
+def test_stop_token_ends_the_answer_and_the_tail_is_never_committed(
+    scripted: Scripted, stop_row: int
+) -> None:
     model = scripted.model(answer=lambda p: STOP if p == 3 + stop_row else 5)
     state = scripted.state()
     result = generate(model, state, scripted.settings(), [1, 2, 3])
@@ -41,7 +50,7 @@ def test_stop_token_ends_the_answer_and_the_tail_is_never_committed(scripted, st
     assert list(state.committed.tokens) == [1, 2, 3, *[5] * stop_row, STOP]
 
 
-def test_stop_is_looked_for_only_when_the_block_is_resolved(scripted) -> None:
+def test_stop_is_looked_for_only_when_the_block_is_resolved(scripted: Scripted) -> None:
     """The stop token is fixed in the first pass; rows to its left come later and are kept."""
     model = scripted.model(
         answer=lambda p: {1 + 6: STOP, 1 + 4: PAD}.get(p, 5),
@@ -53,7 +62,7 @@ def test_stop_is_looked_for_only_when_the_block_is_resolved(scripted) -> None:
 
 
 @pytest.mark.parametrize("limit", [1, 31, 32, 33, 64, 65])
-def test_max_new_tokens_cuts_the_last_block_not_its_rows(scripted, limit: int) -> None:
+def test_max_new_tokens_cuts_the_last_block_not_its_rows(scripted: Scripted, limit: int) -> None:
     model, state = scripted.model(), scripted.state()
     result = generate(model, state, scripted.settings(max_new_tokens=limit), [0, 1, 2])
     assert result.finish_reason == "length"
@@ -65,7 +74,7 @@ def test_max_new_tokens_cuts_the_last_block_not_its_rows(scripted, limit: int) -
     assert state.length == 3 + limit
 
 
-def test_stop_beyond_the_limit_is_not_reached(scripted) -> None:
+def test_stop_beyond_the_limit_is_not_reached(scripted: Scripted) -> None:
     model = scripted.model(answer=lambda p: STOP if p == 1 + 10 else 5)
     result = generate(model, scripted.state(), scripted.settings(max_new_tokens=10), [1])
     assert (result.finish_reason, len(result.tokens)) == ("length", 10)
@@ -73,7 +82,7 @@ def test_stop_beyond_the_limit_is_not_reached(scripted) -> None:
     assert (result.finish_reason, len(result.tokens)) == ("stop", 11)
 
 
-def test_block_at_the_context_end_has_only_the_rows_that_are_left(scripted) -> None:
+def test_block_at_the_context_end_has_only_the_rows_that_are_left(scripted: Scripted) -> None:
     model, state = scripted.model(), scripted.state(context=3 + 32 + 7)
     result = generate(model, state, scripted.settings(), [0, 1, 2])
     assert result.finish_reason == "context"
@@ -82,14 +91,16 @@ def test_block_at_the_context_end_has_only_the_rows_that_are_left(scripted) -> N
     assert state.room == 0
 
 
-def test_answer_that_ends_with_the_context_by_itself_says_stop_or_length(scripted) -> None:
+def test_answer_that_ends_with_the_context_by_itself_says_stop_or_length(
+    scripted: Scripted,
+) -> None:
     model = scripted.model(answer=lambda p: STOP if p == 9 else 5)
     assert generate(model, scripted.state(10), scripted.settings(), [1]).finish_reason == "stop"
     settings = scripted.settings(max_new_tokens=9)
     assert generate(scripted.model(), scripted.state(10), settings, [1]).finish_reason == "length"
 
 
-def test_tokens_are_committed_before_they_are_shown(scripted) -> None:
+def test_tokens_are_committed_before_they_are_shown(scripted: Scripted) -> None:
     state = scripted.state()
     generator = Generator(scripted.model(), state, scripted.settings(max_new_tokens=70))
     shown = [4, 4]
@@ -101,7 +112,7 @@ def test_tokens_are_committed_before_they_are_shown(scripted) -> None:
     assert len(shown) == 72
 
 
-def test_thinking_bias_ends_when_its_token_is_visible_in_the_block(scripted) -> None:
+def test_thinking_bias_ends_when_its_token_is_visible_in_the_block(scripted: Scripted) -> None:
     """The bias turns row 0 into the end of thinking; with that visible, no other row follows."""
     settings = scripted.settings(
         max_new_tokens=32,
@@ -114,7 +125,7 @@ def test_thinking_bias_ends_when_its_token_is_visible_in_the_block(scripted) -> 
     assert generate(model, scripted.state(), settings, [0]).token_ids.count(46) == 1
 
 
-def test_history_of_earlier_blocks_acts_on_the_next(scripted) -> None:
+def test_history_of_earlier_blocks_acts_on_the_next(scripted: Scripted) -> None:
     """Token 5 fills the first block; its count then makes any other token likelier."""
     settings = scripted.settings(max_new_tokens=40, frequency_penalty=1.0)
     result = generate(scripted.model(answer=lambda p: 5), scripted.state(), settings, [5, 5])
@@ -123,7 +134,7 @@ def test_history_of_earlier_blocks_acts_on_the_next(scripted) -> None:
 
 
 @pytest.mark.parametrize("mode", ["denoise", "ar"])
-def test_bias_counts_positions_from_one_over_all_blocks(scripted, mode: str) -> None:
+def test_bias_counts_positions_from_one_over_all_blocks(scripted: Scripted, mode: str) -> None:
     """The length bias begins at response position 36: row 3 of the second block."""
     settings = scripted.settings(
         mode=mode,
@@ -136,7 +147,7 @@ def test_bias_counts_positions_from_one_over_all_blocks(scripted, mode: str) -> 
     assert (len(result.tokens), result.token_ids[-1]) == (36, STOP)
 
 
-def test_counts_and_statistics_of_a_run(scripted) -> None:
+def test_counts_and_statistics_of_a_run(scripted: Scripted) -> None:
     model = scripted.model(confidence=lambda p: 0.99 if p % 2 else 0.9)
     result = generate(model, scripted.state(), scripted.settings(max_new_tokens=33), [0])
     stats = result.stats
@@ -148,8 +159,8 @@ def test_counts_and_statistics_of_a_run(scripted) -> None:
     assert set(model.logits_asked) == {"none"}  # no row of the head is computed in vain
 
 
-def test_same_seed_same_text_and_another_seed_another(scripted) -> None:
-    def text(**given: object) -> tuple[int, ...]:
+def test_same_seed_same_text_and_another_seed_another(scripted: Scripted) -> None:
+    def text(**given: Any) -> tuple[int, ...]:
         settings = scripted.settings(max_new_tokens=50, **given)
         model = scripted.model(confidence=lambda p: 0.3)
         return generate(model, scripted.state(), settings, [3]).token_ids
@@ -159,7 +170,7 @@ def test_same_seed_same_text_and_another_seed_another(scripted) -> None:
     assert text(temperature=1.0, top_k=1) == text() == text(temperature=0.0, seed=5)
 
 
-def test_causal_only_checkpoint_refuses_to_denoise(scripted) -> None:
+def test_causal_only_checkpoint_refuses_to_denoise(scripted: Scripted) -> None:
     model = scripted.model(can_preview=False)
     with pytest.raises(SettingsError, match="--mode ar"):
         generate(model, scripted.state(), scripted.settings(), [1])
@@ -167,7 +178,7 @@ def test_causal_only_checkpoint_refuses_to_denoise(scripted) -> None:
     assert len(generate(model, scripted.state(), settings, [1]).tokens) == 3
 
 
-def test_last_event_carries_the_result(scripted) -> None:
+def test_last_event_carries_the_result(scripted: Scripted) -> None:
     generator = Generator(scripted.model(), scripted.state(), scripted.settings(max_new_tokens=2))
     *_, last = generator.run([1])
     assert isinstance(last, Finished)

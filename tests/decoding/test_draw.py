@@ -68,9 +68,9 @@ def test_flat_distribution_walks_ids_in_order() -> None:
 
 def test_ties_at_the_top_k_cut_stay() -> None:
     logits = torch.tensor([[1.0, 3.0, 1.0, 0.0, 1.0]]).expand(4, 5)
-    last = torch.tensor([0.999, 0.99, 0.9, 0.0], dtype=torch.float64)
-    drawn = draw(logits, last, temperature=5.0, top_k=2, top_p=1.0)
-    assert drawn.tolist() == [4, 4, 4, 1]
+    u = torch.tensor([0.0, 0.4, 0.6, 0.9], dtype=torch.float64)  # shares: 0.33, then 0.22 each
+    drawn = draw(logits, u, temperature=5.0, top_k=2, top_p=1.0)
+    assert drawn.tolist() == [1, 0, 2, 4]
 
 
 def test_first_token_stays_under_a_tiny_top_p() -> None:

@@ -1,17 +1,24 @@
 """The stable JSON of a result, and which ids make up its text."""
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
 import pytest
 
 from clover_local.decoding.result import host_peak_bytes
 from clover_local.generate import generate
 
+if TYPE_CHECKING:
+    from tests.decoding.conftest import Scripted
+
 STOP = 48
 
 
-def test_json_is_the_stable_object(scripted) -> None:
+def test_json_is_the_stable_object(scripted: Scripted) -> None:
     model = scripted.model(answer=lambda p: STOP if p == 3 else 5)
     result = generate(model, scripted.state(), scripted.settings(), [1])
-    made = result.to_json(text="so")
+    made: dict[str, Any] = result.to_json(text="so")
     assert list(made) == [
         *("text", "token_ids", "prompt_tokens", "finish_reason", "mode", "blocks", "rounds"),
         *("confidence", "stats"),
@@ -32,7 +39,7 @@ def test_json_is_the_stable_object(scripted) -> None:
     ]
 
 
-def test_stop_token_is_among_the_ids_and_not_in_the_text(scripted) -> None:
+def test_stop_token_is_among_the_ids_and_not_in_the_text(scripted: Scripted) -> None:
     stopped = generate(
         scripted.model(answer=lambda p: STOP if p == 3 else 5),
         scripted.state(),

@@ -1,17 +1,22 @@
 """Book-keeping that all modes share, and Ctrl-C at every line of it."""
 
+from __future__ import annotations
+
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
 
-from clover_local.decoding.events import BlockCommitted
+from clover_local.decoding.events import BlockCommitted, Finished
 from clover_local.decoding.run import distinct_experts, emitted_length
 from clover_local.generate import Generator, generate
+
+if TYPE_CHECKING:
+    from tests.decoding.conftest import Scripted
 
 
 @pytest.mark.parametrize(
@@ -52,7 +57,7 @@ def interrupt_at_line(number: int) -> Iterator[Callable[[], int]]:
 
 
 @pytest.mark.parametrize("mode", ["denoise", "ar"])
-def test_interrupt_at_any_line_loses_nothing_that_was_shown(scripted, mode: str) -> None:
+def test_interrupt_at_any_line_loses_nothing_that_was_shown(scripted: Scripted, mode: str) -> None:
     """Every 41st line of a run: shown tokens are committed, the next turn is right."""
     settings = scripted.settings(mode=mode, max_new_tokens=36 if mode == "denoise" else 5)
     prompt, interrupted, number = [7, 8, 9], 0, 1
@@ -85,10 +90,11 @@ def test_interrupt_at_any_line_loses_nothing_that_was_shown(scripted, mode: str)
 
 def next_turn(generator: Generator, question: list[int]) -> tuple[int, ...]:
     *_, last = generator.run(question)
-    return last.result.token_ids  # type: ignore[union-attr]
+    assert isinstance(last, Finished)
+    return last.result.token_ids
 
 
-def test_errors_propagate_and_leave_no_result(scripted) -> None:
+def test_errors_propagate_and_leave_no_result(scripted: Scripted) -> None:
     def fail(forwards: int) -> None:
         if forwards == 2:
             raise RuntimeError("broken")

@@ -1,14 +1,20 @@
 """The trace file itself; what a whole run writes is in test_generate.py."""
 
+from __future__ import annotations
+
 import json
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 import torch
 
 from clover_local.decoding.trace import Trace, header_record
-from clover_local.errors import SettingsError
+from clover_local.errors import CloverError, SettingsError
 from clover_local.generate import generate
+
+if TYPE_CHECKING:
+    from tests.decoding.conftest import Scripted
 
 
 @pytest.mark.parametrize("name", ["missing/trace.jsonl", "."], ids=["no-folder", "a-folder"])
@@ -34,7 +40,7 @@ def test_records_are_lines_that_are_on_disk_at_once(tmp_path: Path) -> None:
     assert len(path.read_text(encoding="utf-8").splitlines()) == 1
 
 
-def test_header_has_what_a_replay_needs(scripted) -> None:
+def test_header_has_what_a_replay_needs(scripted: Scripted) -> None:
     settings = scripted.settings(seed=7, suppress=(3,))
     header = header_record(
         "abc",
@@ -51,7 +57,7 @@ def test_header_has_what_a_replay_needs(scripted) -> None:
     assert set(header["versions"]) == {"clover_local", "torch", "python"}
 
 
-def test_two_turns_are_two_runs_in_one_file(scripted, tmp_path: Path) -> None:
+def test_two_turns_are_two_runs_in_one_file(scripted: Scripted, tmp_path: Path) -> None:
     path, state = tmp_path / "trace.jsonl", scripted.state()
     settings = scripted.settings(max_new_tokens=2)
     with Trace(path, model_hash="abc") as trace:
@@ -64,10 +70,33 @@ def test_two_turns_are_two_runs_in_one_file(scripted, tmp_path: Path) -> None:
     assert records[2]["coreset_sizes"] == [2, 3]
 
 
-def test_failed_run_says_so_in_its_last_record(scripted, tmp_path: Path) -> None:
+def test_failed_run_says_so_in_its_last_record(scripted: Scripted, tmp_path: Path) -> None:
     path = tmp_path / "trace.jsonl"
     model = scripted.model(confidence=lambda p: float("nan"))
-    with Trace(path, model_hash="abc") as trace, pytest.raises(Exception, match="no numbers"):
+    with Trace(path, model_hash="abc") as trace, pytest.raises(CloverError, match="no numbers"):
         generate(model, scripted.state(), scripted.settings(), [1], trace=trace)
     last = json.loads(path.read_text(encoding="utf-8").splitlines()[-1])
     assert (last["record"], last["finish_reason"]) == ("end", "error")
+
+
+def test_full_disk_is_said_once_and_closing_adds_nothing() -> None:
+    with (
+        pytest.raises(SettingsError, match="/dev/full cannot be written"),
+        Trace(Path("/dev/full"), model_hash="") as trace,
+    ):
+        trace.write({"record": "header"})
+
+
+def test_a_file_that_is_no_trace_is_kept(tmp_path: Path) -> None:
+    path = tmp_path / "model.safetensors"
+    path.write_bytes(b"weights")
+    with pytest.raises(SettingsError, match="is no trace"):
+        Trace(path, model_hash="")
+    assert path.read_bytes() == b"weights"
+
+
+def test_a_trace_may_be_written_again(tmp_path: Path) -> None:
+    for _ in range(2):
+        with Trace(tmp_path / "t", model_hash="") as trace:
+            trace.write({"record": "header"})
+    assert (tmp_path / "t").read_text().count("\n") == 1

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from clover_local.kernels.dispatch import gated_delta_commit
 from clover_local.kernels.gated_delta_commit import (
     causal_conv,
     gated_delta_chunked,
@@ -88,6 +89,23 @@ def test_chunked_form_keeps_its_digits_behind_a_row_that_forgets_everything() ->
     x["g"] = torch.full_like(x["g"], -1e-3)
     x["g"][7] = -5000.0
     torch.testing.assert_close(chunked(**x), formula(x), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("rows", [5, 31, 64, 65, 130])
+def test_every_form_is_the_formula_at_the_ends_of_gate_beta_and_key(rows: int) -> None:
+    """Rows that keep or forget everything, write nothing or overwrite, with few distinct keys."""
+    x = inputs(rows, seed=rows)
+    choose = torch.Generator().manual_seed(rows)
+
+    def pick(values: list[float]) -> Tensor:
+        return torch.tensor(values)[torch.randint(len(values), (rows, H_V), generator=choose)]
+
+    x["g"] = pick([0.0, -1e-7, -1.0, -80.0, -1e4, -torch.inf])
+    x["beta"] = pick([0.0, 1.0, 1.0, 0.5])
+    x["k"] = x["k"][torch.randint(3, (rows,), generator=choose)] * pick([1.0, -1.0])[:, :1, None]
+    expected = formula(x)
+    for form in (gated_delta_recurrent, chunked, gated_delta_commit):
+        torch.testing.assert_close(form(**x), expected, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("rule", [gated_delta_recurrent, chunked])

@@ -1,0 +1,218 @@
+"""Whole runs against a second statement of the decoding rules: plain loops over one row at a time.
+
+Logits come from a random model of an odd shape (what they should be is tests/model's business); all
+that is done with them is written down here once more, in float64 and by full sorts.
+"""
+
+import math
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import pytest
+import torch
+
+from clover_local.cache import SequenceState
+from clover_local.config import ModelConfig, parse_generation_config
+from clover_local.decoding.random import PICK, uniform
+from clover_local.decoding.settings import resolve
+from clover_local.generate import generate
+from clover_local.model.clover import Clover
+
+MASK, THINK_END, PROMPT = 96, 7, [(5 * i * i + 3) % 96 for i in range(23)]
+NEUTRAL = {
+    "presence_penalty": 0.0,
+    "frequency_penalty": 0.0,
+    "repetition_penalty": 1.0,
+    "dllm_length_penalty": 0.0,
+    "dllm_length_penalty_start": 8192,
+    "dllm_length_penalty_window": 8192,
+    "dllm_think_end_bias": 0.0,
+    "dllm_think_end_start": 4096,
+    "dllm_think_end_window": 4096,
+    "dllm_think_end_token_id": None,
+    "eos_token_id": [94, 1],
+    "stop_token_ids": [],
+    "pad_token_id": 1,
+    "suppress_tokens": [],
+}
+REPETITION = {"presence_penalty": 0.4, "frequency_penalty": 0.2, "repetition_penalty": 1.2}
+LENGTH = {
+    "dllm_length_penalty": 4.5,
+    "dllm_length_penalty_start": 10,
+    "dllm_length_penalty_window": 24,
+    "stop_token_ids": [94, 40],
+}
+THINKING = {
+    "dllm_think_end_bias": 5.0,
+    "dllm_think_end_start": 3,
+    "dllm_think_end_window": 20,
+    "dllm_think_end_token_id": THINK_END,
+    "suppress_tokens": [1, 94, 40],
+}
+DRAWS = {"temperature": 0.7, "top_k": 12, "top_p": 0.8, "seed": 2**40 + 11}
+
+CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "greedy": ({}, {}),
+    "repetition": (REPETITION, {}),
+    "length": (LENGTH, {"max_new_tokens": 300}),
+    "thinking": (THINKING, {}),
+    "all-drawn": ({**REPETITION, **LENGTH, **THINKING}, {**DRAWS, "max_new_tokens": 53}),
+    "drawn-from-everything": ({}, {"temperature": 1.3, "max_new_tokens": 17}),
+    "to-the-end-of-the-context": ({"suppress_tokens": [1, 94]}, {"max_new_tokens": 300}),
+}
+CONTEXT, THRESHOLD = len(PROMPT) + 61, 0.1
+
+
+@dataclass
+class Written:
+    """What a run should be."""
+
+    tokens: list[int] = field(default_factory=list)
+    passes: list[list[tuple[int, int, float]]] = field(default_factory=list)
+    finish_reason: str = ""
+
+
+class Rules:
+    """decoding.md, sections 1, 3 and 4, for the modes `denoise` and `ar`."""
+
+    def __init__(self, model: Clover, controls: dict[str, Any], flags: dict[str, Any]) -> None:
+        self.model, self.c = model, {**NEUTRAL, **controls}
+        self.flags = {"temperature": 0.0, "top_k": 0, "top_p": 1.0, "seed": 0, **flags}
+        pad = self.c["pad_token_id"]
+        self.stops = {*self.c["eos_token_id"], *self.c["stop_token_ids"], pad}
+        self.state = SequenceState(model.config, context=CONTEXT, device="cpu", dtype=torch.float32)
+        self.run = Written()
+
+    def denoise(self) -> Written:
+        self.model.commit(PROMPT, self.state)
+        while not self.run.finish_reason:
+            block = [MASK] * min(self.model.config.block_size, CONTEXT - self.state.length)
+            start, number = len(self.run.tokens), 0
+            while MASK in block:
+                logits = self.model.preview(block, self.state).logits.double().tolist()
+                picks = [
+                    (row, *self.pick(logits[row], start + row + 1, number=number, visible=block))
+                    for row, token in enumerate(block)
+                    if token == MASK
+                ]
+                sure = [pick for pick in picks if pick[2] > self.flags["threshold"]]
+                self.run.passes.append(sure or [max(picks, key=lambda pick: (pick[2], -pick[0]))])
+                for row, token, _ in self.run.passes[-1]:
+                    block[row] = token
+                number += 1
+            self.model.commit(list(self.emitted(block)), self.state)
+        return self.run
+
+    def ar(self) -> Written:
+        logits = self.model.commit(PROMPT, self.state).logits[-1].double().tolist()
+        while True:
+            token, _ = self.pick(logits, len(self.run.tokens) + 1, number=0, visible=[])
+            (token,) = self.emitted([token])
+            if self.run.finish_reason:
+                return self.run
+            logits = self.model.commit([token], self.state).logits[-1].double().tolist()
+
+    def emitted(self, block: Sequence[int]) -> Iterator[int]:
+        """The tokens of a resolved block that count."""
+        for token in block:
+            self.run.tokens.append(token)
+            yield token
+            if token in self.stops:
+                self.run.finish_reason = "stop"
+            elif len(self.run.tokens) == self.flags["max_new_tokens"]:
+                self.run.finish_reason = "length"
+            elif len(PROMPT) + len(self.run.tokens) == CONTEXT:
+                self.run.finish_reason = "context"
+            if self.run.finish_reason:
+                return
+
+    def pick(
+        self, logits: Sequence[float], n: int, *, number: int, visible: Sequence[int]
+    ) -> tuple[int, float]:
+        """Token and confidence of one row."""
+        scores = self.controlled([*logits], n, visible=visible)
+        weights = [math.exp(x - max(scores)) for x in scores]
+        if self.flags["temperature"] == 0:
+            token = scores.index(max(scores))
+        else:
+            u = uniform(self.flags["seed"], n, pass_number=number, purpose=PICK)
+            token = self.drawn(scores, u)
+        return token, weights[token] / sum(weights)
+
+    def controlled(self, scores: list[float], n: int, *, visible: Sequence[int]) -> list[float]:
+        c = self.c
+        for token in (MASK, *c["suppress_tokens"]):
+            scores[token] = -math.inf
+        for token, count in Counter(self.run.tokens).items():
+            scores[token] -= count * c["frequency_penalty"]
+            scores[token] -= c["presence_penalty"]
+            r = c["repetition_penalty"]
+            scores[token] = scores[token] * r if scores[token] < 0 else scores[token] / r
+        for token in self.stops:
+            scores[token] += self.ramp("dllm_length_penalty", n)
+        end = c["dllm_think_end_token_id"]
+        if end is not None and end not in self.run.tokens and end not in visible:
+            scores[end] += self.ramp("dllm_think_end", n)
+        return scores
+
+    def ramp(self, name: str, n: int) -> float:
+        strength = self.c[name if name in self.c else f"{name}_bias"]
+        share = (n - self.c[f"{name}_start"]) / self.c[f"{name}_window"]
+        return float(strength * min(max(share, 0.0), 1.0))
+
+    def drawn(self, scores: Sequence[float], u: float) -> int:
+        scaled = [x / self.flags["temperature"] for x in scores]
+        order = sorted(range(len(scores)), key=lambda i: (-scaled[i], i))
+        if self.flags["top_k"]:
+            cut = scaled[order[self.flags["top_k"] - 1]]
+            order = [i for i in order if scaled[i] >= cut]
+        weights = [math.exp(scaled[i] - scaled[order[0]]) for i in order]
+        before, kept = 0.0, list[tuple[int, float]]()
+        for token, weight in zip(order, weights, strict=True):
+            if not kept or before < self.flags["top_p"] * sum(weights):
+                kept.append((token, weight))
+            before += weight
+        target, mass = u * sum(weight for _, weight in kept), 0.0
+        for token, weight in kept:
+            mass += weight
+            if mass > target:
+                return token
+        return kept[-1][0]
+
+
+@pytest.fixture(scope="module")
+def model(odd_config: ModelConfig, random_model: Callable[[ModelConfig], Clover]) -> Clover:
+    sizes = {"block_size": 16, "coreset_enabled": True, "coreset_top_p": 0.6}
+    return random_model(replace(odd_config, **sizes))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("mode", ["denoise", "ar"])
+@pytest.mark.parametrize("case", CASES)
+def test_run_is_what_the_rules_say(case: str, mode: str, model: Clover) -> None:
+    controls, given = CASES[case]
+    flags = {"max_new_tokens": 50, "threshold": THRESHOLD, **given}
+    written: Written = getattr(Rules(model, controls, flags), mode)()
+    neutral = {key: NEUTRAL[key] for key in ("eos_token_id", "pad_token_id")}
+    generation = parse_generation_config({**neutral, **controls}, model.config, "the file")
+    settings = resolve(model.config, generation, {"mode": mode, **flags}).settings
+    state = SequenceState(model.config, context=CONTEXT, device="cpu", dtype=torch.float32)
+    result = generate(model, state, settings, PROMPT)
+    assert list(result.token_ids) == written.tokens
+    assert result.finish_reason == written.finish_reason
+    passes = [rows for block in result.blocks for rows in block.passes]
+    assert [[(f.row, f.token) for f in rows] for rows in passes] == [
+        [(row, token) for row, token, _ in rows] for rows in written.passes
+    ]
+    assert [f.confidence for rows in passes for f in rows] == pytest.approx(
+        [confidence for rows in written.passes for _, _, confidence in rows], abs=1e-5
+    )
+    print(
+        case,
+        mode,
+        written.finish_reason,
+        len(written.tokens),
+        [len(p) for p in written.passes],
+        written.tokens,
+    )
