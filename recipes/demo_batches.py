@@ -18,7 +18,11 @@ from clover_local.demo.tasks.stream import stream
 PROMPT_WEIGHT = 0.1  # of a prompt token in the next-token loss
 TAIL_WEIGHT = 0.2  # of the padding after an answer's end in the masked-token loss
 SHIFT_SHARE = 0.25  # of examples whose first block starts inside the answer
-FULLY_MASKED_SHARE = 0.25  # of noisy blocks
+FULLY_MASKED_SHARE = 0.2  # of noisy blocks
+SUFFIX_SHARE = (
+    0.3  # of noisy blocks: masked from some row on, as when an answer resolves from the left
+)
+COPIES = 2  # of an answer block, each masked in its own way: they share the clean stream's cost
 POOL = 384  # examples that are sorted by length before they are cut into batches
 
 
@@ -81,7 +85,7 @@ class ExampleSource:
             group = [*groups[-1], sequence]
             before = max(s.blocks(size)[0] for s in group)
             blocks = max(s.blocks(size)[1] for s in group)
-            noisy = sum(s.blocks(size)[1] for s in group)
+            noisy = COPIES * sum(s.blocks(size)[1] for s in group)
             if groups[-1] and size * (len(group) * (before + blocks) + noisy) > rows:
                 groups.append([sequence])
             else:
@@ -89,6 +93,16 @@ class ExampleSource:
         self.rng.shuffle(groups)
         for group in groups:
             yield self.collate(group, config)
+
+    def mask(self, size: int) -> Tensor:
+        """Which rows of one noisy block are masked: [size] bool."""
+        kind = self.rng.random()
+        if kind < FULLY_MASKED_SHARE:
+            return torch.ones(size, dtype=torch.bool)
+        if kind < FULLY_MASKED_SHARE + SUFFIX_SHARE:
+            return torch.arange(size) >= self.rng.randrange(size)
+        ratio = self.rng.random()
+        return torch.tensor([self.rng.random() < ratio for _ in range(size)])
 
     def collate(self, group: list[Sequence], config: ModelConfig) -> tuple[Batch, Targets]:
         """Left-pads the sequences so that all their blocks start at the same columns."""
@@ -109,15 +123,11 @@ class ExampleSource:
             next_weight[row, first + sequence.prompt - 1 : end - 1] = 1.0
             answer[row, first + sequence.prompt : end] = 1.0
             answer[row, end:] = TAIL_WEIGHT
-            noisy_of += [(row, before + b) for b in range(sequence.blocks(size)[1])]
+            noisy_of += COPIES * [(row, before + b) for b in range(sequence.blocks(size)[1])]
         example, block = torch.tensor(noisy_of).T
         masked_token = tokens.view(len(group), -1, size)[example, block]
         masked_weight = answer.view(len(group), -1, size)[example, block]
-        ratio = torch.tensor(
-            [1.0 if self.rng.random() < FULLY_MASKED_SHARE else self.rng.random() for _ in noisy_of]
-        )
-        generator = torch.Generator().manual_seed(self.rng.getrandbits(62))
-        masked = torch.rand(masked_token.shape, generator=generator) < ratio[:, None]
+        masked = torch.stack([self.mask(size) for _ in noisy_of])
         noisy = torch.where(masked, config.mask_token_id, masked_token)
         return (
             Batch(tokens, start, noisy, example, block),

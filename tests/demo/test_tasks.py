@@ -73,10 +73,11 @@ def test_the_answer_is_right_and_another_is_not(family: str) -> None:
 
 def test_sums_agree_with_arithmetic() -> None:
     for example in draw("sums", 300):
-        assert int(example.answer.split(" = ")[1]) == eval(example.key)
-        for step in example.reasoning.splitlines()[1:]:  # the first line repeats the task
-            left, right = step.split(" = ")
-            assert eval(left) == int(right)
+        asked, *_, result = example.answer.split(" = ")
+        assert asked.replace(" ", "") == example.key
+        for equation in (example.answer, *example.reasoning.splitlines()):
+            assert len({eval(side) for side in equation.split(" = ")}) == 1
+        assert int(result) == eval(example.key)
 
 
 def test_an_earlier_turn_keeps_no_thinking() -> None:

@@ -1,8 +1,6 @@
 """The trainer's network computes what the golden checkpoint's numbers say."""
 
-import importlib.util
 import json
-import sys
 from pathlib import Path
 from types import ModuleType
 
@@ -13,31 +11,18 @@ from safetensors.torch import load_file
 
 from clover_local.config import read_model_config
 
-ROOT = Path(__file__).parents[2]
-GOLDEN = ROOT / "tests" / "data" / "tiny"
-
-
-@pytest.fixture(scope="module")
-def demo_network() -> ModuleType:
-    """recipes/demo_network.py, which is no installed module."""
-    spec = importlib.util.spec_from_file_location(
-        "demo_network", ROOT / "recipes" / "demo_network.py"
-    )
-    assert spec and spec.loader
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["demo_network"] = module  # dataclasses look their module up
-    spec.loader.exec_module(module)
-    return module
-
 
 @pytest.mark.parametrize("padding", [19, 51])
-def test_both_streams_give_the_golden_logits(demo_network: ModuleType, padding: int) -> None:
-    config = read_model_config(GOLDEN)
+def test_both_streams_give_the_golden_logits(
+    demo_network: ModuleType, golden_folder: Path, padding: int
+) -> None:
+    config = read_model_config(golden_folder)
     params = {
-        name: value.float() for name, value in load_file(GOLDEN / "model.safetensors").items()
+        name: value.float()
+        for name, value in load_file(golden_folder / "model.safetensors").items()
     }
-    cases = json.loads((GOLDEN / "cases.json").read_text())
-    expected = np.load(GOLDEN / "expected.npz")
+    cases = json.loads((golden_folder / "cases.json").read_text())
+    expected = np.load(golden_folder / "expected.npz")
     tokens = torch.tensor([[0] * padding + cases["prompt"] + cases["commit_block"]])
     chunk = (padding + 45) // 32
     masks = [config.mask_token_id] * 32

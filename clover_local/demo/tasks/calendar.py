@@ -1,4 +1,4 @@
-"""Days of the week and months, counted forward and backward."""
+"""Days of the week and months, counted forward and backward, step by step."""
 
 from __future__ import annotations
 
@@ -26,7 +26,11 @@ def example(rng: random.Random) -> Example:
         text = f"{owner} is {span}. Which {unit} is that?"
     else:
         text = f"{rng.choice(('Which', 'What'))} {unit} is {span}?"
-    end = cycle[(start + (steps if after else -steps)) % len(cycle)]
+    passed = [cycle[(start + (i if after else -i)) % len(cycle)] for i in range(1, steps + 1)]
+    counted = ", ".join(f"{i} {name}" for i, name in enumerate(passed, 1))
     return Example(
-        family="calendar", messages=ask(text), answer=f"{span} is {end}.", key=f"{owner}:{span}"
+        family="calendar",
+        messages=ask(text),
+        answer=f"{span}: {counted}. It is {passed[-1]}.",
+        key=f"{owner}:{span}",
     )

@@ -1,48 +1,47 @@
 """Several yes/no questions about one text, answered together: a block at a time pays off here.
 
-Each line of the answer repeats the claim before it judges it (see `reading`).
+Each line of the answer repeats what the text says before it judges (see `reading`).
 """
 
 from __future__ import annotations
 
 import random
-from dataclasses import replace
 
 from clover_local.demo.tasks.example import Example, ask
-from clover_local.demo.tasks.facts import VALUES, Fact, draw_facts
+from clover_local.demo.tasks.facts import Fact, draw_facts
 
 LAYOUTS = ("Text: {}\nAnswer yes or no.\n{}", "Read: {}\nYes or no?\n{}")
 
 
-def question(fact: Fact, value: str) -> tuple[str, str]:
-    """Whether the fact holds with this value: the question, and the claim that it asks about."""
-    claim = replace(fact, value=value).sentence.rstrip(".")
-    verb, rest = {
-        "lives": ("live", f"in {value}"),
-        "likes": ("like", value),
-        "has": ("have", f"a {value}"),
-    }[fact.kind]
-    return f"Does {fact.name} {verb} {rest}?", claim
+def claim(fact: Fact) -> str:
+    """What is asked about a fact, without its subject: `have a kite`."""
+    if fact.kind == "lives":
+        return f"live in {fact.value}"
+    return f"like {fact.value}" if fact.kind == "likes" else f"have a {fact.value}"
+
+
+def said(fact: Fact, *, holds: bool) -> str:
+    """The sentence of the text, without its end: the fact, or that it does not hold."""
+    return fact.sentence.rstrip(".") if holds else f"{fact.name} does not {claim(fact)}"
 
 
 def example(rng: random.Random) -> Example:
-    """Three to five facts, and two to eight questions of which about half are true."""
-    facts = draw_facts(rng, rng.randint(3, 5), coloured=False)
-    count = rng.randint(2, 8)
-    asked: dict[str, str] = {}
-    while len(asked) < count:
-        fact = rng.choice(facts)
-        others = [f.value for f in facts if f.kind == fact.kind and f is not fact]
-        value = fact.value
-        if len(asked) >= 2 * len(facts) - 2 or rng.random() < 0.5:
-            value = rng.choice(others if others and rng.random() < 0.5 else VALUES[fact.kind])
-        line, claim = question(fact, value)
-        asked[line] = f"{claim}: {'yes' if value == fact.value else 'no'}"
-    text = " ".join(fact.sentence for fact in facts)
-    listed = "\n".join(f"{i}. {line}" for i, line in enumerate(asked, 1))
+    """Two to eight facts, each about another person, half of them denied; two or more asked."""
+    facts: list[Fact] = []
+    while len(facts) < 2:
+        drawn = draw_facts(rng, rng.randint(3, 8), coloured=False)
+        facts = list({fact.name: fact for fact in drawn}.values())
+    holds = {fact.name: rng.random() < 0.5 for fact in facts}
+    text = " ".join(f"{said(fact, holds=holds[fact.name])}." for fact in facts)
+    chosen = rng.sample(facts, rng.randint(2, len(facts)))
+    asked = "\n".join(f"{i}. Does {fact.name} {claim(fact)}?" for i, fact in enumerate(chosen, 1))
+    answer = "\n".join(
+        f"{i}. {said(fact, holds=holds[fact.name])}: {'yes' if holds[fact.name] else 'no'}"
+        for i, fact in enumerate(chosen, 1)
+    )
     return Example(
         family="decisions",
-        messages=ask(rng.choice(LAYOUTS).format(text, listed)),
-        answer="\n".join(f"{i}. {reply}" for i, reply in enumerate(asked.values(), 1)),
-        key=f"{text}\n{listed}",
+        messages=ask(rng.choice(LAYOUTS).format(text, asked)),
+        answer=answer,
+        key=f"{text}\n{asked}",
     )

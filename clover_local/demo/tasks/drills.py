@@ -11,6 +11,7 @@ import random
 from clover_local.demo.tasks.example import Example, ask
 from clover_local.demo.tasks.facts import CITIES, COLOURS, DAYS, LIKES, NAMES, OBJECTS, draw_facts
 from clover_local.demo.tasks.reading import question
+from clover_local.demo.tasks.sums import borrows, worked
 
 WORDS = (*NAMES, *OBJECTS, *COLOURS, *CITIES, *LIKES, *DAYS)
 
@@ -51,4 +52,23 @@ def survey(rng: random.Random) -> Example:
         ask(f"Text: {text}\n{asked}"),
         answer="\n".join(f"{i}. {reply}" for i, reply in enumerate(pairs.values(), 1)),
         key=f"{text}\n{asked}",
+    )
+
+
+def table(rng: random.Random) -> Example:
+    """Several of the steps that sums are made of: a number and whole tens, or a number and ones."""
+    items: list[tuple[int, str, int]] = []
+    count = rng.randint(3, 7)
+    while len(items) < count:
+        a, operator = rng.randrange(50), rng.choice("+-")
+        b = rng.randrange(10) if rng.random() < 0.7 else 10 * rng.randint(1, 4)
+        if operator == "+" or not borrows(a, b):
+            items.append((a, operator, b))
+    text = ", ".join(f"{a} {operator} {b}" for a, operator, b in items)
+    return Example(
+        "table",
+        ask(f"Compute: {text}"),
+        answer=", ".join(worked(a, operator, b) for a, operator, b in items),
+        key=text,
+        parts=tuple(f"{a}{operator}{b}" for a, operator, b in items),
     )

@@ -1,4 +1,4 @@
-"""Numbers compared and put in order."""
+"""Numbers of one digit compared and put in order."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ DOWN = ("Sort in descending order: {}", "Sort from large to small: {}")
 
 
 def compare(rng: random.Random) -> Example:
-    """One comparison of distinct numbers below 100."""
-    count = 2 if rng.random() < 0.6 else 3
-    numbers = rng.sample(range(1, 100), count)
+    """The largest or smallest of two to four numbers of one digit."""
+    count = rng.choice((2, 3, 3, 4, 4))
+    numbers = rng.sample(range(10), count)
     large = rng.random() < 0.5
     listed = ", ".join(map(str, numbers[:-1])) + f" or {numbers[-1]}"
     if count == 2:
@@ -31,9 +31,9 @@ def compare(rng: random.Random) -> Example:
 
 
 def sort(rng: random.Random) -> Example:
-    """One list of distinct numbers, all of one digit or all of two."""
-    count = rng.choice((3, 3, 3, 4, 4, 5))
-    numbers = rng.sample(range(1, 10) if rng.random() < 0.3 else range(10, 100), count)
+    """Three to five numbers of one digit, put in order."""
+    count = rng.choice((3, 4, 4, 5))
+    numbers = rng.sample(range(10), count)
     down = rng.random() < 0.4
     listed = ", ".join(map(str, numbers))
     return Example(

@@ -1,8 +1,7 @@
-"""A question about a short text; the answer is copied from it.
+"""A question about a short text; the answer is the sentence that holds it.
 
-Answers are whole sentences that name what was asked first: then the look-up starts from words right
-before the answer, which a model of this size learns much earlier than one that reaches back to the
-question.
+Answers name what was asked before they answer: then the look-up starts from words right before the
+answer, which a model of this size learns much earlier than one that reaches back to the question.
 """
 
 from __future__ import annotations
@@ -17,28 +16,13 @@ LAYOUTS = ("Text: {text} Question: {question}", "Read: {text} {question}", "{tex
 
 def question(rng: random.Random, fact: Fact) -> tuple[str, str]:
     """A question that `fact` answers, and the sentence that answers it."""
-    name, value = fact.name, fact.value
     if fact.kind == "lives":
-        return rng.choice(
-            (
-                (f"Who lives in {value}?", f"The one who lives in {value} is {name}."),
-                (f"Where does {name} live?", fact.sentence),
-            )
-        )
+        return f"Where does {fact.name} live?", fact.sentence
     if fact.kind == "likes":
-        return rng.choice(
-            (
-                (f"Who likes {value}?", f"The one who likes {value} is {name}."),
-                (f"What does {name} like?", fact.sentence),
-            )
-        )
-    return rng.choice(
-        (
-            (f"Who has the {value}?", f"The one who has the {value} is {name}."),
-            (f"What does {name} have?", fact.sentence),
-            (f"What colour is the {value}?", f"The {value} is {fact.colour}."),
-        )
-    )
+        return f"What does {fact.name} like?", fact.sentence
+    if fact.colour and rng.random() < 0.4:
+        return f"What colour is the {fact.value} of {fact.name}?", fact.sentence
+    return f"What does {fact.name} have?", fact.sentence
 
 
 def example(rng: random.Random) -> Example:

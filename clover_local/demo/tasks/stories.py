@@ -6,6 +6,7 @@ import random
 
 from clover_local.demo.tasks.example import Example, ask
 from clover_local.demo.tasks.facts import NAMES, WOMEN
+from clover_local.demo.tasks.sums import apply, borrows, parts, worked
 
 THINGS = ("apples", "books", "coins", "cards", "pens", "lamps")
 GAINS = ("gets {}", "finds {}", "buys {}")
@@ -14,12 +15,14 @@ LOSSES = ("gives away {}", "loses {}", "sells {}")
 
 def example(rng: random.Random) -> Example:
     """One story: a stock and two changes, never below zero."""
-    start, first, second = rng.randint(15, 50), rng.randint(1, 12), rng.randint(1, 12)
     signs = rng.choice(("++", "+-", "-+", "--"))
-    middle = start + first if signs[0] == "+" else start - first
-    if signs[1] == "-" and second > middle:
-        second = middle
-    end = middle + second if signs[1] == "+" else middle - second
+    while True:
+        start, first, second = rng.randint(10, 30), rng.randint(1, 12), rng.randint(1, 12)
+        middle = apply(start, signs[0], first)
+        end = apply(middle, signs[1], second)
+        changes_of = ((start, signs[0], first), (middle, signs[1], second))
+        if not any(sign == "-" and borrows(a, b) for a, sign, b in changes_of):
+            break
     name, things = rng.choice(NAMES), rng.choice(THINGS)
     changes = [
         rng.choice(GAINS if sign == "+" else LOSSES).format(amount)
@@ -36,6 +39,11 @@ def example(rng: random.Random) -> Example:
         answer=str(end),
         key=f"{start}{signs[0]}{first}{signs[1]}{second}",
         think=True,
-        reasoning=f"{start} {signs[0]} {first} = {middle}\n{middle} {signs[1]} {second} = {end}",
-        parts=(f"{start}{signs[0]}{first}", f"{middle}{signs[1]}{second}"),
+        reasoning=f"{worked(start, signs[0], first)}\n{worked(middle, signs[1], second)}",
+        parts=(
+            f"{start}{signs[0]}{first}",
+            f"{middle}{signs[1]}{second}",
+            *parts(start, signs[0], first),
+            *parts(middle, signs[1], second),
+        ),
     )

@@ -39,6 +39,7 @@ DRILLS: dict[str, Callable[[random.Random], Example]] = {
     "echo": drills.echo,
     "recite": drills.recite,
     "survey": drills.survey,
+    "table": drills.table,
 }
 SOURCES = {**FAMILIES, **DRILLS}
 OPENING_FAMILIES = ("sums", "compare", "calendar", "talk")  # short enough for a first turn

@@ -1,4 +1,4 @@
-"""Sums and differences of numbers below 100, at once or in columns when thinking."""
+"""Sums and differences of numbers below 50, by way of the tens; differences borrow nothing."""
 
 from __future__ import annotations
 
@@ -9,32 +9,60 @@ from clover_local.demo.tasks.example import Example, ask
 PHRASINGS = ("What is {}?", "What is {}?", "{}", "{} = ?", "How much is {}?", "Compute {}.")
 
 
-def columns(a: int, b: int, operator: str) -> str:
-    """The task, and two column steps: ones, then tens with the carry or borrow (always written)."""
-    task = f"{a} {operator} {b}"
-    if operator == "+":
-        carry = (a % 10 + b % 10) // 10
-        ones = f"{a % 10} + {b % 10} = {a % 10 + b % 10}"
-        return f"{task}\n{ones}\n{a // 10} + {b // 10} + {carry} = {a // 10 + b // 10 + carry}"
-    borrow = int(a % 10 < b % 10)
-    upper = a % 10 + 10 * borrow
-    ones = f"{upper} - {b % 10} = {upper - b % 10}"
-    return f"{task}\n{ones}\n{a // 10} - {b // 10} - {borrow} = {a // 10 - b // 10 - borrow}"
+def apply(a: int, operator: str, b: int) -> int:
+    """a + b or a - b."""
+    return a + b if operator == "+" else a - b
+
+
+def worked(a: int, operator: str, b: int) -> str:
+    """The sum with the way to it: `17 + 26 = 37 + 6 = 43`, tens first, where b has tens and ones.
+
+    Each step is a function of two or three digits: a model of this size learns those long before
+    it learns sums of two-digit numbers at one glance.
+    """
+    ones = b % 10
+    between = f"{apply(a, operator, b - ones)} {operator} {ones} = " if b > 9 and ones else ""
+    return f"{a} {operator} {b} = {between}{apply(a, operator, b)}"
+
+
+def parts(a: int, operator: str, b: int) -> tuple[str, ...]:
+    """Keys of the sums that the way to this one gives away."""
+    tens, ones = b - b % 10, b % 10
+    if not (tens and ones):
+        return ()
+    return (f"{a}{operator}{tens}", f"{apply(a, operator, tens)}{operator}{ones}")
+
+
+def steps(a: int, operator: str, b: int) -> str:
+    """The same way as lines of thinking."""
+    tens, ones = b - b % 10, b % 10
+    if not (tens and ones):
+        return f"{a} {operator} {b} = {apply(a, operator, b)}"
+    between = apply(a, operator, tens)
+    end = apply(a, operator, b)
+    return f"{a} {operator} {tens} = {between}\n{between} {operator} {ones} = {end}"
+
+
+def borrows(a: int, b: int) -> bool:
+    """Whether a - b has to borrow, or is below zero."""
+    return b > a or b % 10 > a % 10
 
 
 def example(rng: random.Random) -> Example:
     """One sum or difference."""
-    a, b = rng.randrange(100), rng.randrange(100)
     operator = rng.choice("+-")
-    if operator == "-" and a < b:
-        a, b = b, a
+    while True:
+        a, b = rng.randrange(50), rng.randrange(50)
+        if operator == "+" or not borrows(a, b):
+            break
     text = f"{a} {operator} {b}" if rng.random() < 0.9 else f"{a}{operator}{b}"
-    think = rng.random() < 0.4
+    think = rng.random() < 0.3
     return Example(
         family="sums",
         messages=ask(rng.choice(PHRASINGS).format(text)),
-        answer=f"{a} {operator} {b} = {a + b if operator == '+' else a - b}",
+        answer=f"{a} {operator} {b} = {apply(a, operator, b)}" if think else worked(a, operator, b),
         key=f"{a}{operator}{b}",
         think=think,
-        reasoning=columns(a, b, operator) if think else "",
+        reasoning=steps(a, operator, b) if think else "",
+        parts=parts(a, operator, b),
     )
