@@ -4,7 +4,7 @@
 
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN := .venv/bin
-SOURCES := $(shell find clover_local kernels quant calibration_data -name '*.py')
+SOURCES := $(shell find clover_local kernels quant calibration_data -type f -not -name '*.pyc')
 export PYTHONSAFEPATH := 1
 
 .PHONY: chat test lint clean

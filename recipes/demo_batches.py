@@ -18,11 +18,11 @@ from clover_local.demo.tasks.stream import stream
 PROMPT_WEIGHT = 0.1  # of a prompt token in the next-token loss
 TAIL_WEIGHT = 0.2  # of the padding after an answer's end in the masked-token loss
 SHIFT_SHARE = 0.25  # of examples whose first block starts inside the answer
-FULLY_MASKED_SHARE = 0.2  # of noisy blocks
+FULLY_MASKED_SHARE = 0.15  # of noisy blocks
 SUFFIX_SHARE = (
     0.3  # of noisy blocks: masked from some row on, as when an answer resolves from the left
 )
-COPIES = 2  # of an answer block, each masked in its own way: they share the clean stream's cost
+COPIES = 3  # of an answer block, each masked in its own way: they share the clean stream's cost
 POOL = 384  # examples that are sorted by length before they are cut into batches
 
 

@@ -13,6 +13,7 @@ import argparse
 import json
 import os
 import time
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,7 @@ import torch.nn.functional as F
 from demo_batches import ExampleSource, Targets
 from demo_init import initial_parameters
 from demo_network import Batch, DemoNetwork
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 from torch.multiprocessing.spawn import spawn
 
@@ -32,7 +33,7 @@ from clover_local.demo.tasks.stream import SOURCES
 
 DEMO = Path(__file__).parents[1] / "clover_local" / "demo"
 LEARNING_RATE, WARMUP, BETAS, WEIGHT_DECAY, CLIP = 1.5e-3, 200, (0.9, 0.98), 0.01, 1.0
-MASKED_WEIGHT, BALANCE_WEIGHT = 2.0, 0.01  # beside the next-token loss
+MASKED_WEIGHT, BALANCE_WEIGHT = 3.0, 0.01  # beside the next-token loss
 CHECKPOINT_EVERY, LOG_EVERY = 250, 50
 ACCURACY_DECAY = 0.98  # of the running accuracy by family, which moves the families' shares
 
@@ -40,7 +41,7 @@ ACCURACY_DECAY = 0.98  # of the running accuracy by family, which moves the fami
 def losses(
     network: DemoNetwork, batch: Batch, targets: Targets
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Next-token, masked-token and balance loss, and [B] whether the next tokens are all right."""
+    """Next-token, masked-token and balance loss; [B] whether both streams got all tokens right."""
     clean, noisy, balance = network.forward(batch)
     rows = targets.next_weight > 0
     logits = network.logits(clean[rows])
@@ -55,17 +56,19 @@ def losses(
     wrong = torch.zeros(len(targets.families))
     missed = (logits.argmax(-1) != targets.next_token[rows]) & (weight == 1)
     wrong.index_add_(0, rows.nonzero()[:, 0], missed.float())
+    missed = (masked_logits.argmax(-1) != targets.masked_token[masked]) & (masked_weight == 1)
+    wrong.index_add_(0, batch.example[masked.nonzero()[:, 0]], missed.float())
     return next_loss, masked_loss, balance, wrong == 0
 
 
-def learning_rate(step: int, steps: int) -> float:
+def learning_rate(step: int, steps: int, *, rate: float = LEARNING_RATE) -> float:
     """Linear warm-up, then a slow and later a fast decay to zero."""
-    return LEARNING_RATE * min(1.0, (step + 1) / WARMUP) * (1 - (step / steps) ** 2)
+    return rate * min(1.0, (step + 1) / WARMUP) * (1 - (step / steps) ** 2)
 
 
 def shares(accuracy: dict[str, float]) -> dict[str, float]:
-    """Harder families more often."""
-    return {family: 0.1 + (1 - value) for family, value in accuracy.items()}
+    """Harder families much more often."""
+    return {family: 0.1 + (1 - value) ** 2 for family, value in accuracy.items()}
 
 
 def export(params: dict[str, Tensor], folder: Path) -> None:
@@ -101,12 +104,19 @@ class Progress:
 class Trainer:
     """One process of a run: parameters, optimizer, and the files of the run."""
 
-    def __init__(self, rank: int, config: ModelConfig, run: Path, *, seed: int) -> None:
+    def __init__(
+        self, rank: int, config: ModelConfig, run: Path, *, seed: int, weights: Path | None = None
+    ) -> None:
+        """Goes on from the run's checkpoint, else from `weights` (as exported), else afresh."""
         self.rank = rank
         self.config = config
         self.run = run
         self.progress = Progress()
-        self.params = initial_parameters(config, seed)
+        if weights is None:
+            self.params = initial_parameters(config, seed)
+        else:
+            exported = load_file(weights / "model.safetensors")
+            self.params = {name: value.float() for name, value in exported.items()}
         saved = run / "checkpoint.pt"
         state = torch.load(saved, weights_only=True) if saved.is_file() else None
         if state is not None:
@@ -133,16 +143,18 @@ class Trainer:
         self.source = ExampleSource(DEMO, 1000 * (seed + self.progress.step) + rank)
         self.gradients = torch.empty(sum(p.numel() for p in self.trained))
 
-    def train(self, steps: int, rows: int) -> None:
+    def train(
+        self, steps: int, rows: int, *, rate: float = LEARNING_RATE, without: Sequence[str] = ()
+    ) -> None:
         """Trains up to `steps` steps of about `rows` rows; logs and saves in process 0."""
         progress = self.progress
         began = time.perf_counter() - progress.seconds
         recent = torch.zeros(3)
         while progress.step < steps:
-            for batch, targets in self.source.batches(
-                shares(progress.accuracy), self.config, rows=rows
-            ):
-                recent += self.step(batch, targets, learning_rate(progress.step, steps))
+            chosen = {f: value for f, value in progress.accuracy.items() if f not in without}
+            for batch, targets in self.source.batches(shares(chosen), self.config, rows=rows):
+                now = learning_rate(progress.step, steps, rate=rate)
+                recent += self.step(batch, targets, now)
                 progress.seconds = time.perf_counter() - began
                 if progress.step % LOG_EVERY == 0:
                     self.log(recent / LOG_EVERY)
@@ -203,8 +215,14 @@ def work(rank: int, arguments: argparse.Namespace) -> None:
     dist.init_process_group(
         "gloo", init_method=f"file://{meeting}", rank=rank, world_size=arguments.processes
     )
-    trainer = Trainer(rank, read_model_config(DEMO), arguments.run, seed=arguments.seed)
-    trainer.train(arguments.steps, arguments.rows)
+    trainer = Trainer(
+        rank,
+        read_model_config(DEMO),
+        arguments.run,
+        seed=arguments.seed,
+        weights=arguments.weights,
+    )
+    trainer.train(arguments.steps, arguments.rows, rate=arguments.rate, without=arguments.without)
     if arguments.export and rank == 0:
         export(trainer.params, arguments.export)
     dist.destroy_process_group()
@@ -223,6 +241,11 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument(
         "--run", type=Path, default=Path("runs/demo"), help="folder of the run's checkpoint and log"
+    )
+    parser.add_argument("--rate", type=float, default=LEARNING_RATE, help="highest learning rate")
+    parser.add_argument("--without", nargs="*", default=[], help="tasks to leave out")
+    parser.add_argument(
+        "--weights", type=Path, help="start from this folder's model.safetensors, not afresh"
     )
     parser.add_argument(
         "--export", type=Path, help="write model.safetensors to this folder when the run is done"

@@ -92,7 +92,8 @@ def test_a_prompt_of_four_thousand_tokens_is_committed_in_chunks(session: Sessio
     assert len(ids) == 4000
     assert len(events) == -(-4000 // generator.prefill_rows)
     assert generator.result is not None
-    assert len(generator.result.token_ids) == 4
+    assert generator.result.prompt_tokens == 4000
+    assert generator.result.token_ids
     generator.state.reset()
     session.model.commit(ids[:4000], generator.state, logits="none")
     whole = generator.state.committed.recurrent

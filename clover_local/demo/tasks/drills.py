@@ -61,7 +61,7 @@ def table(rng: random.Random) -> Example:
     count = rng.randint(3, 7)
     while len(items) < count:
         a, operator = rng.randrange(50), rng.choice("+-")
-        b = rng.randrange(10) if rng.random() < 0.7 else 10 * rng.randint(1, 4)
+        b = rng.randrange(10) if rng.random() < 0.7 else 10 * rng.randint(1, 2)
         if operator == "+" or not borrows(a, b):
             items.append((a, operator, b))
     text = ", ".join(f"{a} {operator} {b}" for a, operator, b in items)

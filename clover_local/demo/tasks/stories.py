@@ -17,7 +17,7 @@ def example(rng: random.Random) -> Example:
     """One story: a stock and two changes, never below zero."""
     signs = rng.choice(("++", "+-", "-+", "--"))
     while True:
-        start, first, second = rng.randint(10, 30), rng.randint(1, 12), rng.randint(1, 12)
+        start, first, second = rng.randint(10, 29), rng.randint(1, 9), rng.randint(1, 9)
         middle = apply(start, signs[0], first)
         end = apply(middle, signs[1], second)
         changes_of = ((start, signs[0], first), (middle, signs[1], second))

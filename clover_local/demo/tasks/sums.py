@@ -1,4 +1,4 @@
-"""Sums and differences of numbers below 50, by way of the tens; differences borrow nothing."""
+"""Sums and differences of numbers below 30, by way of the tens; differences borrow nothing."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def example(rng: random.Random) -> Example:
     """One sum or difference."""
     operator = rng.choice("+-")
     while True:
-        a, b = rng.randrange(50), rng.randrange(50)
+        a, b = rng.randrange(30), rng.randrange(30)
         if operator == "+" or not borrows(a, b):
             break
     text = f"{a} {operator} {b}" if rng.random() < 0.9 else f"{a}{operator}{b}"
