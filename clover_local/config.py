@@ -4,17 +4,30 @@ Field names are those of the files. Keys that nothing here reads are kept by nam
 so that `clover-local info` can list them; a missing or wrongly typed key is an error that names it.
 """
 
-import json
 import os
 import re
-import reprlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from clover_local.errors import ConfigError
-from clover_local.files import require_file
+from clover_local.files import (
+    Reader,
+    as_factor,
+    as_flag,
+    as_integer,
+    as_layer_count,
+    as_number,
+    as_object,
+    as_size,
+    as_strength,
+    as_text,
+    as_texts,
+    as_token_id,
+    as_token_ids,
+    read_json_object,
+)
 
 MODEL_TYPE = "clover_moe"
 FULL_ATTENTION = "full_attention"
@@ -28,15 +41,9 @@ _INERT_KEYS = re.compile(
 )
 _ROPE_KEYS = ("rope_theta", "partial_rotary_factor")
 
-# Bounds far beyond any real model. Within them sizes multiply, and controls act on float32 logits,
-# without overflow, and no list that a number in a file asks for fills the memory.
-LARGEST = 2**31 - 1
-MOST_LAYERS = 1000
+# Bounds far beyond any real model, as those of `files`.
 MOST_EXPERTS = 10_000
 MOST_BLOCK_ROWS = 4096
-STRONGEST = 1e6
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -119,129 +126,6 @@ class GenerationConfig:
         return tuple(sorted({*self.eos_token_id, *self.stop_token_ids, *pad}))
 
 
-class _Reader:
-    """Typed access to one JSON object; remembers which keys were read."""
-
-    def __init__(self, source: str, values: Mapping[str, Any]) -> None:
-        self.source = source
-        self.values = values
-        self.read: set[str] = set()
-
-    def get(self, key: str, convert: Callable[[Any], T], *default: T) -> T:
-        """The value of `key`, or the default where it is absent or null."""
-        self.read.add(key)
-        value = self.values.get(key)
-        if value is None:
-            if default:
-                return default[0]
-            raise ConfigError(f"{self.source} lacks the key {key!r}: pass a complete Clover model")
-        try:
-            return convert(value)
-        except (TypeError, ValueError) as error:
-            shown = reprlib.repr(value)
-            raise ConfigError(f"{self.source}: {key!r} is {shown}, expected {error}") from None
-
-
-def _integer(value: Any) -> int:
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise TypeError("an integer")
-    if abs(value) > LARGEST:
-        raise ValueError(f"an integer of at most {LARGEST}")
-    return value
-
-
-def _size(value: Any) -> int:
-    if _integer(value) < 1:
-        raise ValueError("a positive integer")
-    return int(value)
-
-
-def _token_id(value: Any) -> int:
-    if _integer(value) < 0:
-        raise ValueError("a token id (an integer of 0 or more)")
-    return int(value)
-
-
-def _number(value: Any) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise TypeError("a number")
-    if not -1e300 < value < 1e300:  # false for NaN too
-        raise ValueError("a finite number")
-    return float(value)
-
-
-def _strength(value: Any) -> float:
-    if abs(_number(value)) > STRONGEST:
-        raise ValueError(f"a number from {-STRONGEST:.0f} to {STRONGEST:.0f}")
-    return float(value)
-
-
-def _factor(value: Any) -> float:
-    if not 1 / STRONGEST <= _number(value) <= STRONGEST:
-        raise ValueError(f"a number from {1 / STRONGEST:g} to {STRONGEST:.0f}")
-    return float(value)
-
-
-def _layer_count(value: Any) -> int:
-    if _size(value) > MOST_LAYERS:
-        raise ValueError(f"a positive integer, at most {MOST_LAYERS}")
-    return int(value)
-
-
-def _flag(value: Any) -> bool:
-    if not isinstance(value, bool):
-        raise TypeError("true or false")
-    return value
-
-
-def _text(value: Any) -> str:
-    if not isinstance(value, str):
-        raise TypeError("a string")
-    return value
-
-
-def _object(value: Any) -> dict[str, Any]:
-    if not isinstance(value, dict):
-        raise TypeError("an object")
-    return value
-
-
-def _token_ids(value: Any) -> tuple[int, ...]:
-    values = value if isinstance(value, list) else [value]
-    try:
-        return tuple(_token_id(item) for item in values)
-    except (TypeError, ValueError):
-        raise TypeError("a token id or a list of token ids") from None
-
-
-def _texts(value: Any) -> tuple[str, ...]:
-    if not isinstance(value, list):
-        raise TypeError("a list of strings")
-    return tuple(_text(item) for item in value)
-
-
-def read_json_object(path: Path) -> dict[str, Any]:
-    """The JSON object in `path`.
-
-    Raises:
-        ConfigError: no such file, not UTF-8, not JSON, or not an object.
-    """
-    try:
-        require_file(path)
-        values = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise ConfigError(f"{path.parent} has no {path.name}: pass a model's folder") from None
-    except OSError as error:
-        raise ConfigError(
-            f"{path} cannot be read ({error.strerror}): check the file and its permissions"
-        ) from None
-    except (ValueError, RecursionError) as error:  # not UTF-8, not JSON, numbers without end
-        raise ConfigError(f"{path} is not valid JSON ({error}): download it again") from None
-    if not isinstance(values, dict):
-        raise ConfigError(f"{path} holds no JSON object: download it again")
-    return values
-
-
 def read_model_config(folder: Path) -> ModelConfig:
     """The model's shape, from `config.json`.
 
@@ -255,63 +139,63 @@ def read_model_config(folder: Path) -> ModelConfig:
 
 def parse_model_config(values: Mapping[str, Any], source: str) -> ModelConfig:
     """As `read_model_config`, for an object that is read already; `source` names it in errors."""
-    top = _Reader(source, values)
-    text = _Reader(source, {**values, **top.get("text_config", _object, {})})
-    model_type = (top if "model_type" in values else text).get("model_type", _text)
+    top = Reader(source, values)
+    text = Reader(source, {**values, **top.get("text_config", as_object, {})})
+    model_type = (top if "model_type" in values else text).get("model_type", as_text)
     if model_type != MODEL_TYPE:
         raise ConfigError(
             f"{source}: model_type is {model_type!r}, only {MODEL_TYPE!r} is supported"
         )
-    denoising = _Reader(f"{source}: denoising_config", text.get("denoising_config", _object, {}))
+    denoising = Reader(f"{source}: denoising_config", text.get("denoising_config", as_object, {}))
     rope = _rope(text, source)
     _refuse_unsupported(text, rope, denoising)
-    num_hidden_layers = text.get("num_hidden_layers", _layer_count)
+    num_hidden_layers = text.get("num_hidden_layers", as_layer_count)
     config = ModelConfig(
-        vocab_size=text.get("vocab_size", _size),
-        hidden_size=text.get("hidden_size", _size),
+        vocab_size=text.get("vocab_size", as_size),
+        hidden_size=text.get("hidden_size", as_size),
         num_hidden_layers=num_hidden_layers,
         layer_types=_layer_types(text, num_hidden_layers),
-        num_attention_heads=text.get("num_attention_heads", _size),
-        num_key_value_heads=text.get("num_key_value_heads", _size),
-        head_dim=text.get("head_dim", _size),
-        rope_theta=rope.get("rope_theta", _number),
-        partial_rotary_factor=rope.get("partial_rotary_factor", _number),
-        linear_num_key_heads=text.get("linear_num_key_heads", _size),
-        linear_num_value_heads=text.get("linear_num_value_heads", _size),
-        linear_key_head_dim=text.get("linear_key_head_dim", _size),
-        linear_value_head_dim=text.get("linear_value_head_dim", _size),
-        linear_conv_kernel_dim=text.get("linear_conv_kernel_dim", _size),
-        num_experts=text.get("num_experts", _size),
-        num_experts_per_tok=text.get("num_experts_per_tok", _size),
-        moe_intermediate_size=text.get("moe_intermediate_size", _size),
-        shared_expert_intermediate_size=text.get("shared_expert_intermediate_size", _size),
-        rms_norm_eps=text.get("rms_norm_eps", _number),
-        tie_word_embeddings=text.get("tie_word_embeddings", _flag, False),
-        max_position_embeddings=text.get("max_position_embeddings", _size),
-        block_size=text.get("block_size", _size),
-        mask_token_id=text.get("mask_token_id", _token_id),
-        threshold=denoising.get("threshold", _number, 0.95),
-        coreset_enabled=text.get("moe_block_coreset_enabled", _flag, False),
-        coreset_top_p=text.get("moe_block_coreset_top_p", _number, 1.0),
-        eos_token_id=text.get("eos_token_id", _token_ids, ()),
-        pad_token_id=text.get("pad_token_id", _token_id, None),
-        stop_token_ids=text.get("stop_token_ids", _token_ids, ()),
-        dtype=text.get("dtype", _text, text.get("torch_dtype", _text, "bfloat16")),
+        num_attention_heads=text.get("num_attention_heads", as_size),
+        num_key_value_heads=text.get("num_key_value_heads", as_size),
+        head_dim=text.get("head_dim", as_size),
+        rope_theta=rope.get("rope_theta", as_number),
+        partial_rotary_factor=rope.get("partial_rotary_factor", as_number),
+        linear_num_key_heads=text.get("linear_num_key_heads", as_size),
+        linear_num_value_heads=text.get("linear_num_value_heads", as_size),
+        linear_key_head_dim=text.get("linear_key_head_dim", as_size),
+        linear_value_head_dim=text.get("linear_value_head_dim", as_size),
+        linear_conv_kernel_dim=text.get("linear_conv_kernel_dim", as_size),
+        num_experts=text.get("num_experts", as_size),
+        num_experts_per_tok=text.get("num_experts_per_tok", as_size),
+        moe_intermediate_size=text.get("moe_intermediate_size", as_size),
+        shared_expert_intermediate_size=text.get("shared_expert_intermediate_size", as_size),
+        rms_norm_eps=text.get("rms_norm_eps", as_number),
+        tie_word_embeddings=text.get("tie_word_embeddings", as_flag, False),
+        max_position_embeddings=text.get("max_position_embeddings", as_size),
+        block_size=text.get("block_size", as_size),
+        mask_token_id=text.get("mask_token_id", as_token_id),
+        threshold=denoising.get("threshold", as_number, 0.95),
+        coreset_enabled=text.get("moe_block_coreset_enabled", as_flag, False),
+        coreset_top_p=text.get("moe_block_coreset_top_p", as_number, 1.0),
+        eos_token_id=text.get("eos_token_id", as_token_ids, ()),
+        pad_token_id=text.get("pad_token_id", as_token_id, None),
+        stop_token_ids=text.get("stop_token_ids", as_token_ids, ()),
+        dtype=text.get("dtype", as_text, text.get("torch_dtype", as_text, "bfloat16")),
         unknown_keys=_unknown_keys(text, rope, denoising),
     )
     _check_sizes(config, source)
     return config
 
 
-def _rope(text: _Reader, source: str) -> _Reader:
+def _rope(text: Reader, source: str) -> Reader:
     """Rotary settings: `rope_parameters`, or in older files top level and `rope_scaling`."""
     older = {key: text.values[key] for key in _ROPE_KEYS if key in text.values}
-    scaling: dict[str, Any] = text.get("rope_scaling", _object, {})
-    rope: dict[str, Any] = text.get("rope_parameters", _object, {})
-    return _Reader(f"{source}: rope_parameters", {**older, **scaling, **rope})
+    scaling: dict[str, Any] = text.get("rope_scaling", as_object, {})
+    rope: dict[str, Any] = text.get("rope_parameters", as_object, {})
+    return Reader(f"{source}: rope_parameters", {**older, **scaling, **rope})
 
 
-def _unknown_keys(text: _Reader, rope: _Reader, denoising: _Reader) -> tuple[str, ...]:
+def _unknown_keys(text: Reader, rope: Reader, denoising: Reader) -> tuple[str, ...]:
     names = {key for key in text.values if not _INERT_KEYS.fullmatch(key)}
     names -= text.read | set(_ROPE_KEYS)
     names |= {f"rope_parameters.{key}" for key in set(rope.values) - rope.read}
@@ -319,13 +203,13 @@ def _unknown_keys(text: _Reader, rope: _Reader, denoising: _Reader) -> tuple[str
     return tuple(sorted(names))
 
 
-def _layer_types(text: _Reader, num_hidden_layers: int) -> tuple[str, ...]:
-    interval = text.get("full_attention_interval", _size, 4)
+def _layer_types(text: Reader, num_hidden_layers: int) -> tuple[str, ...]:
+    interval = text.get("full_attention_interval", as_size, 4)
     default = tuple(
         LINEAR_ATTENTION if (layer + 1) % interval else FULL_ATTENTION
         for layer in range(num_hidden_layers)
     )
-    layer_types = text.get("layer_types", _texts, default)
+    layer_types = text.get("layer_types", as_texts, default)
     kinds = {FULL_ATTENTION, LINEAR_ATTENTION}
     if len(layer_types) != num_hidden_layers or not kinds.issuperset(layer_types):
         raise ConfigError(
@@ -335,17 +219,17 @@ def _layer_types(text: _Reader, num_hidden_layers: int) -> tuple[str, ...]:
     return layer_types
 
 
-def _refuse_unsupported(text: _Reader, rope: _Reader, denoising: _Reader) -> None:
+def _refuse_unsupported(text: Reader, rope: Reader, denoising: Reader) -> None:
     """Settings that would silently compute something else are refused by name."""
-    required: list[tuple[_Reader, str, object, Callable[[Any], object]]] = [
-        (text, "norm_topk_prob", True, _flag),
-        (text, "attn_output_gate", True, _flag),
-        (text, "hidden_act", "silu", _text),
-        (text, "num_shared_experts", 1, _integer),
-        (text, "linear_conv_kernel_dim", 4, _integer),
-        (rope, "rope_type", "default", _text),
-        (rope, "type", "default", _text),
-        (denoising, "algorithm", "low_confidence", _text),
+    required: list[tuple[Reader, str, object, Callable[[Any], object]]] = [
+        (text, "norm_topk_prob", True, as_flag),
+        (text, "attn_output_gate", True, as_flag),
+        (text, "hidden_act", "silu", as_text),
+        (text, "num_shared_experts", 1, as_integer),
+        (text, "linear_conv_kernel_dim", 4, as_integer),
+        (rope, "rope_type", "default", as_text),
+        (rope, "type", "default", as_text),
+        (denoising, "algorithm", "low_confidence", as_text),
     ]
     for reader, key, wanted, convert in required:
         value = reader.get(key, convert, wanted)
@@ -410,22 +294,22 @@ def parse_generation_config(
     values: Mapping[str, Any], config: ModelConfig, source: str
 ) -> GenerationConfig:
     """As `read_generation_config`, for an object that is read already."""
-    reader = _Reader(source, values)
+    reader = Reader(source, values)
     generation = GenerationConfig(
-        eos_token_id=reader.get("eos_token_id", _token_ids, config.eos_token_id),
-        stop_token_ids=reader.get("stop_token_ids", _token_ids, config.stop_token_ids),
-        pad_token_id=reader.get("pad_token_id", _token_id, config.pad_token_id),
-        suppress_tokens=reader.get("suppress_tokens", _token_ids, ()),
-        presence_penalty=reader.get("presence_penalty", _strength, 0.0),
-        frequency_penalty=reader.get("frequency_penalty", _strength, 0.0),
-        repetition_penalty=reader.get("repetition_penalty", _factor, 1.0),
-        dllm_length_penalty=reader.get("dllm_length_penalty", _strength, 0.0),
-        dllm_length_penalty_start=reader.get("dllm_length_penalty_start", _integer, 8192),
-        dllm_length_penalty_window=reader.get("dllm_length_penalty_window", _size, 8192),
-        dllm_think_end_bias=reader.get("dllm_think_end_bias", _strength, 0.0),
-        dllm_think_end_start=reader.get("dllm_think_end_start", _integer, 4096),
-        dllm_think_end_window=reader.get("dllm_think_end_window", _size, 4096),
-        dllm_think_end_token_id=reader.get("dllm_think_end_token_id", _token_id, None),
+        eos_token_id=reader.get("eos_token_id", as_token_ids, config.eos_token_id),
+        stop_token_ids=reader.get("stop_token_ids", as_token_ids, config.stop_token_ids),
+        pad_token_id=reader.get("pad_token_id", as_token_id, config.pad_token_id),
+        suppress_tokens=reader.get("suppress_tokens", as_token_ids, ()),
+        presence_penalty=reader.get("presence_penalty", as_strength, 0.0),
+        frequency_penalty=reader.get("frequency_penalty", as_strength, 0.0),
+        repetition_penalty=reader.get("repetition_penalty", as_factor, 1.0),
+        dllm_length_penalty=reader.get("dllm_length_penalty", as_strength, 0.0),
+        dllm_length_penalty_start=reader.get("dllm_length_penalty_start", as_integer, 8192),
+        dllm_length_penalty_window=reader.get("dllm_length_penalty_window", as_size, 8192),
+        dllm_think_end_bias=reader.get("dllm_think_end_bias", as_strength, 0.0),
+        dllm_think_end_start=reader.get("dllm_think_end_start", as_integer, 4096),
+        dllm_think_end_window=reader.get("dllm_think_end_window", as_size, 4096),
+        dllm_think_end_token_id=reader.get("dllm_think_end_token_id", as_token_id, None),
         given=frozenset(key for key, value in values.items() if value is not None),
     )
     keys = "eos_token_id stop_token_ids suppress_tokens pad_token_id dllm_think_end_token_id"

@@ -16,10 +16,10 @@ from clover_local.config import (
     parse_generation_config,
     parse_model_config,
     read_generation_config,
-    read_json_object,
     read_model_config,
 )
 from clover_local.errors import ConfigError
+from clover_local.files import read_json_object
 
 OPTIONAL = {
     "architectures",

@@ -13,11 +13,11 @@ from clover_local.config import (
     GenerationConfig,
     ModelConfig,
     read_generation_config,
-    read_json_object,
     read_model_config,
 )
 from clover_local.decoding.settings import MODES
 from clover_local.errors import CheckpointError, CloverError
+from clover_local.files import read_json_object
 from clover_local.hub import DESCRIPTION_FILES, locate
 
 

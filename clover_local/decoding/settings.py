@@ -11,8 +11,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from clover_local.config import LARGEST, STRONGEST, GenerationConfig, ModelConfig
+from clover_local.config import GenerationConfig, ModelConfig
 from clover_local.errors import SettingsError
+from clover_local.files import LARGEST, STRONGEST
 
 MODES = ("denoise", "ar")
 SAMPLERS = ("threshold",)
