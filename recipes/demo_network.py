@@ -184,22 +184,7 @@ class DemoNetwork:
         beta = b_gate.sigmoid()
         b, t = batch.tokens.shape
         n, length = batch.noisy.shape
-        qkv_c = qkv[: b * t].view(b, t, -1) * self.valid[..., None]
-        qkv_n = qkv[b * t :].view(n, length, -1)
-        conv, right = (
-            self.params[p + "conv1d.weight"][:, 0],
-            self.params[p + "conv_right_weight"].reshape(-1, 3),
-        )
-        padded = F.pad(qkv_c, (0, 0, 3, 0))
-        y_c = sum(padded[:, j : j + t] * conv[:, j] for j in range(4))
-        columns = (batch.block * length)[:, None] + torch.arange(
-            3
-        )  # in `padded`: the 3 rows before the block
-        before = pick(padded.flatten(0, 1), batch.example[:, None] * (t + 3) + columns)
-        stream = torch.cat([before, qkv_n, torch.zeros(n, 3, qkv_n.shape[-1])], 1)
-        taps = torch.cat([conv, right], dim=1)
-        y_n = sum(stream[:, j : j + length] * taps[:, j] for j in range(7))
-        y = F.silu(torch.cat([y_c.reshape(b * t, -1), y_n.reshape(n * length, -1)]))  # type: ignore[union-attr]
+        y = self.convolve(p, qkv, batch)
         q, k, v = y.split([h_k * dk, h_k * dk, h_v * dv], dim=-1)
         q, k = (
             self.l2norm(s.view(-1, h_k, dk)).repeat_interleave(h_v // h_k, dim=1) for s in (q, k)
@@ -233,6 +218,24 @@ class DemoNetwork:
         out = torch.cat([clean.reshape(rows, h_v, dv), noisy.transpose(1, 2).reshape(-1, h_v, dv)])
         out = F.rms_norm(out, (dv,), self.params[p + "norm.weight"], c.rms_norm_eps)
         return (out * F.silu(z.view(-1, h_v, dv))).flatten(1) @ self.params[p + "out_proj.weight"].T
+
+    def convolve(self, prefix: str, qkv: Tensor, batch: Batch) -> Tensor:
+        """silu of the short convolution [R, C]: causal in the clean stream, both ways else."""
+        b, t = batch.tokens.shape
+        n, length = batch.noisy.shape
+        conv = self.params[prefix + "conv1d.weight"][:, 0]
+        right = self.params[prefix + "conv_right_weight"].reshape(-1, 3)
+        clean = qkv[: b * t].view(b, t, -1) * self.valid[..., None]
+        padded = F.pad(clean, (0, 0, 3, 0))
+        y_clean: Any = sum(padded[:, j : j + t] * conv[:, j] for j in range(4))
+        noisy = qkv[b * t :].view(n, length, -1)
+        # In `padded`, the three rows before a block.
+        columns = (batch.block * length)[:, None] + torch.arange(3)
+        before = pick(padded.flatten(0, 1), batch.example[:, None] * (t + 3) + columns)
+        stream = torch.cat([before, noisy, torch.zeros(n, 3, noisy.shape[-1])], 1)
+        taps = torch.cat([conv, right], dim=1)
+        y_noisy: Any = sum(stream[:, j : j + length] * taps[:, j] for j in range(7))
+        return F.silu(torch.cat([y.reshape(-1, y.shape[-1]) for y in (y_clean, y_noisy)]))
 
     @staticmethod
     def l2norm(x: Tensor) -> Tensor:

@@ -23,7 +23,7 @@ def echo(rng: random.Random) -> Example:
         for _ in range(rng.randint(6, 24))
     ]
     text = f"Repeat: {' '.join(words)}"
-    return Example("echo", ask(text), answer=f"Repeat: {' '.join(words)}", key=text)
+    return Example("echo", ask(text), answer=text, key=text)
 
 
 def recite(rng: random.Random) -> Example:

@@ -14,33 +14,38 @@ def apply(a: int, operator: str, b: int) -> int:
     return a + b if operator == "+" else a - b
 
 
+def halves(a: int, operator: str, b: int) -> tuple[tuple[int, int], ...]:
+    """The way to `a operator b` as pairs (number, what to apply): tens first, then ones.
+
+    One pair where b has only one of them.
+    """
+    tens, ones = b - b % 10, b % 10
+    if not (tens and ones):
+        return ((a, b),)
+    return ((a, tens), (apply(a, operator, tens), ones))
+
+
 def worked(a: int, operator: str, b: int) -> str:
     """The sum with the way to it: `17 + 26 = 37 + 6 = 43`, tens first, where b has tens and ones.
 
     Each step is a function of two or three digits: a model of this size learns those long before
     it learns sums of two-digit numbers at one glance.
     """
-    ones = b % 10
-    between = f"{apply(a, operator, b - ones)} {operator} {ones} = " if b > 9 and ones else ""
+    between = "".join(f"{x} {operator} {y} = " for x, y in halves(a, operator, b)[1:])
     return f"{a} {operator} {b} = {between}{apply(a, operator, b)}"
 
 
 def parts(a: int, operator: str, b: int) -> tuple[str, ...]:
     """Keys of the sums that the way to this one gives away."""
-    tens, ones = b - b % 10, b % 10
-    if not (tens and ones):
-        return ()
-    return (f"{a}{operator}{tens}", f"{apply(a, operator, tens)}{operator}{ones}")
+    way = halves(a, operator, b)
+    return tuple(f"{x}{operator}{y}" for x, y in way) if len(way) > 1 else ()
 
 
 def steps(a: int, operator: str, b: int) -> str:
     """The same way as lines of thinking."""
-    tens, ones = b - b % 10, b % 10
-    if not (tens and ones):
-        return f"{a} {operator} {b} = {apply(a, operator, b)}"
-    between = apply(a, operator, tens)
-    end = apply(a, operator, b)
-    return f"{a} {operator} {tens} = {between}\n{between} {operator} {ones} = {end}"
+    return "\n".join(
+        f"{x} {operator} {y} = {apply(x, operator, y)}" for x, y in halves(a, operator, b)
+    )
 
 
 def borrows(a: int, b: int) -> bool:
