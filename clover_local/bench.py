@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from clover_local.cache import SequenceState
-from clover_local.checkpoint import DOWN, GATE_UP, parameter_shapes
+from clover_local.checkpoint.parameters import DOWN, GATE_UP, parameter_shapes
 from clover_local.config import FULL_ATTENTION, LINEAR_ATTENTION, ModelConfig
 from clover_local.experts import ResidentExperts
 from clover_local.model.clover import Clover, PassOutput

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from clover_local.checkpoint import Checkpoint, open_checkpoint
+from clover_local.checkpoint.placements import Checkpoint, open_checkpoint
 from clover_local.config import (
     GenerationConfig,
     ModelConfig,
@@ -115,11 +115,11 @@ def load(
     import torch
 
     from clover_local.cache import SequenceState
+    from clover_local.checkpoint.load import load_parameters
     from clover_local.experts import ResidentExperts
     from clover_local.generate import Generator
     from clover_local.kernels import dispatch
     from clover_local.model.clover import Clover
-    from clover_local.weights import load_parameters
 
     try:
         dispatch.check_choice()

@@ -14,11 +14,12 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from clover_local.cache import SequenceState
-from clover_local.checkpoint import PARAMETERS, open_checkpoint
+from clover_local.checkpoint.load import load_parameters
+from clover_local.checkpoint.parameters import PARAMETERS
+from clover_local.checkpoint.placements import open_checkpoint
 from clover_local.config import ModelConfig, read_model_config
 from clover_local.experts import ResidentExperts
 from clover_local.model.clover import Clover
-from clover_local.weights import load_parameters
 
 # One thread: the same sums on every machine. Deterministic mode fills `torch.empty*` with NaN, so
 # that memory which was never written shows.

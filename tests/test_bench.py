@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from clover_local.bench import Operator, Rates, measure, operators, random_model, real_layers
-from clover_local.checkpoint import count_parameters, parameter_shapes
+from clover_local.checkpoint.parameters import count_parameters, parameter_shapes
 from clover_local.config import ModelConfig
 from clover_local.model.clover import Clover
 

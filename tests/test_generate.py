@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from clover_local.cache import SequenceState
-from clover_local.checkpoint import open_checkpoint
+from clover_local.checkpoint.load import load_parameters
+from clover_local.checkpoint.placements import open_checkpoint
 from clover_local.config import ModelConfig, parse_generation_config
 from clover_local.decoding.events import BlockCommitted, Finished, PassDone, PromptProgress
 from clover_local.decoding.settings import Settings, resolve
@@ -19,7 +20,6 @@ from clover_local.errors import ContextError, SettingsError
 from clover_local.experts import ResidentExperts
 from clover_local.generate import Generator, generate
 from clover_local.model.clover import Clover
-from clover_local.weights import load_parameters
 
 CASES = ["default", "parallel", "penalties", "pad_stops_and_suppressed", "ar", "ar_penalties"]
 QUESTION = [(7 * i + 7 * i * i + 7) % 500 for i in range(45)]  # its first block takes 19 passes

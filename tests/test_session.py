@@ -69,7 +69,8 @@ def test_kernels_that_do_not_exist_are_refused_before_weights_are_read(
     opened: OpenModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("CLOVER_KERNELS", "triton")
-    monkeypatch.setattr("clover_local.weights.load_parameters", lambda *a, **o: pytest.fail("read"))
+    loader = "clover_local.checkpoint.load.load_parameters"
+    monkeypatch.setattr(loader, lambda *a, **o: pytest.fail("read"))
     settings = resolve(opened.config, opened.generation, {}).settings
     with pytest.raises(SettingsError, match="CLOVER_KERNELS=triton"):
         load(opened, settings, device="cpu")

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from math import prod
 
-from clover_local.checkpoint import Checkpoint, ParameterCount, count_parameters, open_checkpoint
+from clover_local.checkpoint.parameters import ParameterCount, count_parameters
+from clover_local.checkpoint.placements import Checkpoint, open_checkpoint
 from clover_local.cli import console
 from clover_local.cli.options import JsonOpt, ModelArg
 from clover_local.config import (

@@ -15,13 +15,13 @@ from typing import Annotated
 
 import typer
 
-from clover_local.checkpoint import open_checkpoint
+from clover_local.checkpoint.placements import open_checkpoint
+from clover_local.checkpoint.shards import Shard, abbreviated, read_shard
 from clover_local.cli import console
 from clover_local.cli.options import JsonOpt, ModelArg
 from clover_local.config import read_generation_config, read_model_config
 from clover_local.errors import CheckpointError, CloverError
 from clover_local.hub import MODEL_FILES, locate
-from clover_local.shards import Shard, abbreviated, read_shard
 
 SUMS_NAME = "SHA256SUMS"
 

@@ -8,7 +8,7 @@ import torch
 
 import clover_local.demo
 from clover_local.chat import Conversation, Piece
-from clover_local.checkpoint import open_checkpoint
+from clover_local.checkpoint.placements import open_checkpoint
 from clover_local.config import read_model_config
 from clover_local.decoding.events import PromptProgress
 from clover_local.decoding.settings import resolve

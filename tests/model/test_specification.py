@@ -18,11 +18,11 @@ from numpy.typing import NDArray
 from safetensors.numpy import save_file
 
 from clover_local.cache import SequenceState
-from clover_local.checkpoint import open_checkpoint
+from clover_local.checkpoint.load import load_parameters
+from clover_local.checkpoint.placements import open_checkpoint
 from clover_local.config import read_model_config
 from clover_local.experts import ResidentExperts
 from clover_local.model.clover import Clover
-from clover_local.weights import load_parameters
 
 Array = NDArray[np.float64]
 Values = dict[str, Any]

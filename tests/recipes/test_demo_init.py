@@ -6,7 +6,7 @@ from types import ModuleType
 import torch
 
 import clover_local.demo
-from clover_local.checkpoint import parameter_shapes
+from clover_local.checkpoint.parameters import parameter_shapes
 from clover_local.config import ModelConfig, read_model_config
 
 FOLDER = Path(clover_local.demo.__file__).parent

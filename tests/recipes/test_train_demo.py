@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 
 import clover_local.demo
-from clover_local.checkpoint import open_checkpoint
+from clover_local.checkpoint.placements import open_checkpoint
 from clover_local.config import read_model_config
 
 FOLDER = Path(clover_local.demo.__file__).parent

@@ -9,7 +9,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from clover_local.checkpoint import Checkpoint, count_parameters, open_checkpoint
+from clover_local.checkpoint.parameters import count_parameters
+from clover_local.checkpoint.placements import Checkpoint, open_checkpoint
 from clover_local.config import FULL_ATTENTION, LINEAR_ATTENTION, ModelConfig
 from clover_local.errors import CheckpointError
 

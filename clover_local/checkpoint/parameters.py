@@ -1,22 +1,15 @@
-"""Which tensor of a checkpoint becomes which parameter, and whether all fit; needs no torch.
+"""Which parameters a model has: names on disk, shapes, and how many numbers; needs no torch.
 
-`PARAMETERS` is the one place that knows tensor names. Everything is decided from the headers,
-before any weight is read: a wrong checkpoint of 69 GB is refused in a second, with every complaint
-at once.
+`PARAMETERS` is the one place that knows tensor names.
 """
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
 
 from clover_local.config import FULL_ATTENTION, LINEAR_ATTENTION, ModelConfig
-from clover_local.errors import CheckpointError
-from clover_local.shards import Shard, TensorInfo, abbreviated, read_shards
 
 PREFIXES = ("model.language_model.", "model.")
-FOREIGN_FAMILIES = ("mtp.", "visual.", "model.visual.")
-FLOAT_DTYPES = ("BF16", "F16", "F32")
 
 Shape = tuple[int, ...]
 
@@ -166,39 +159,6 @@ class Target:
 
 
 @dataclass(frozen=True)
-class Placement:
-    """One tensor of the files and the place where it goes."""
-
-    tensor: TensorInfo
-    target: Target
-
-
-@dataclass(frozen=True)
-class Checkpoint:
-    """The weight files of a model, matched with its config.
-
-    `placements` are in the order of the bytes on disk. `problems` is empty when everything fits;
-    `notes` are for the user. Without diffusion parameters only the mode `ar` works.
-    """
-
-    folder: Path
-    shards: tuple[Shard, ...]
-    tensors: Mapping[str, TensorInfo]
-    placements: tuple[Placement, ...]
-    has_diffusion: bool
-    notes: tuple[str, ...]
-    problems: tuple[str, ...]
-
-    def require_fit(self) -> None:
-        """Raises CheckpointError with every problem, if there is one."""
-        if self.problems:
-            raise CheckpointError(
-                f"{self.folder}: the weights do not fit config.json: {'; '.join(self.problems)}: "
-                "use the files of one and the same checkpoint"
-            )
-
-
-@dataclass(frozen=True)
 class ParameterCount:
     """Numbers in a model: all, and those that one token is multiplied with.
 
@@ -209,63 +169,16 @@ class ParameterCount:
     active: int
 
 
-def open_checkpoint(folder: Path, config: ModelConfig) -> Checkpoint:
-    """Reads the headers of all weight files and matches them with `config`; reads no weights.
-
-    Raises:
-        CheckpointError: missing or damaged files. Tensors that do not fit are no error here: they
-            are `problems`.
-    """
-    shards = read_shards(folder)
-    tensors = {tensor.name: tensor for shard in shards for tensor in shard.tensors}
-    foreign = [name for name in tensors if name.startswith(FOREIGN_FAMILIES)]
-    prefix = next((p for p in PREFIXES if p + "embed_tokens.weight" in tensors), PREFIXES[-1])
-    first_expert = prefix + EXPERT.format(layer=0, expert=0)
-    per_expert = any(name.startswith(first_expert) for name in tensors)
-    wanted = dict(_targets(config, prefix=prefix, per_expert=per_expert))
-    has_diffusion = any(target.kind.diffusion for name, target in wanted.items() if name in tensors)
-    if not has_diffusion:
-        wanted = {name: target for name, target in wanted.items() if not target.kind.diffusion}
-    if config.tie_word_embeddings and "lm_head.weight" not in tensors:
-        del wanted["lm_head.weight"]
-    placements = tuple(
-        Placement(tensor, wanted[tensor.name])
-        for shard in shards
-        for tensor in shard.tensors
-        if tensor.name in wanted
-    )
-    notes = []
-    if foreign:
-        notes.append(f"skipped {len(foreign)} tensors of other parts ({abbreviated(foreign)})")
-    if not has_diffusion:
-        notes.append("no diffusion parameters in these weights: only the mode ar works")
-    return Checkpoint(
-        folder=folder,
-        shards=shards,
-        tensors=tensors,
-        placements=placements,
-        has_diffusion=has_diffusion,
-        notes=tuple(notes),
-        problems=_problems(
-            missing=[name for name in wanted if name not in tensors],
-            surplus=sorted(tensors.keys() - wanted.keys() - set(foreign)),
-            placements=placements,
-        ),
-    )
-
-
 def parameter_shapes(config: ModelConfig) -> dict[str, Shape]:
     """Every parameter's name and shape, the fused experts among them."""
-    return {
-        target.name: target.shape for _, target in _targets(config, prefix="", per_expert=False)
-    }
+    return {target.name: target.shape for _, target in targets(config, prefix="", per_expert=False)}
 
 
 def count_parameters(config: ModelConfig, *, diffusion: bool) -> ParameterCount:
     """How many numbers a model of this config has, with or without the diffusion parameters."""
     sizes = {
         name: math.prod(target.shape)
-        for name, target in _targets(config, prefix="", per_expert=False)
+        for name, target in targets(config, prefix="", per_expert=False)
         if diffusion or not target.kind.diffusion
     }
     embedding = sizes["embed_tokens.weight"]
@@ -277,7 +190,7 @@ def count_parameters(config: ModelConfig, *, diffusion: bool) -> ParameterCount:
     return ParameterCount(total, total - idle - (0 if config.tie_word_embeddings else embedding))
 
 
-def _targets(config: ModelConfig, *, prefix: str, per_expert: bool) -> Iterator[tuple[str, Target]]:
+def targets(config: ModelConfig, *, prefix: str, per_expert: bool) -> Iterator[tuple[str, Target]]:
     """Every tensor name that the files should hold, with the place of that tensor."""
     for template, kind in PARAMETERS.items():
         if template in (GATE_UP, DOWN) if per_expert else kind.rows_of:
@@ -291,26 +204,3 @@ def _targets(config: ModelConfig, *, prefix: str, per_expert: bool) -> Iterator[
             for expert in experts:
                 target = Target(name, kind, shape, expert, first_row)
                 yield path.format(layer=layer, expert=expert), target
-
-
-def _problems(
-    *, missing: list[str], surplus: list[str], placements: tuple[Placement, ...]
-) -> tuple[str, ...]:
-    misshapen = []
-    for placement in placements:
-        tensor, target = placement.tensor, placement.target
-        shapes = [target.shape]
-        if target.kind.convolution:
-            shapes.append((target.shape[0], 1, target.shape[1]))
-        if tensor.dtype not in FLOAT_DTYPES:
-            misshapen.append(
-                f"{tensor.name} is {tensor.dtype}, expected {' or '.join(FLOAT_DTYPES)}"
-            )
-        elif tensor.shape not in shapes:
-            expected = " or ".join(str(list(shape)) for shape in shapes)
-            misshapen.append(f"{tensor.name} is {list(tensor.shape)}, expected {expected}")
-    return tuple(
-        f"{len(names)} {what} ({abbreviated(names)})"
-        for what, names in (("missing", missing), ("surplus", surplus), ("misshapen", misshapen))
-        if names
-    )

@@ -11,10 +11,11 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from clover_local.checkpoint import open_checkpoint, parameter_shapes
+from clover_local.checkpoint.load import LoadedParameters, load_parameters
+from clover_local.checkpoint.parameters import parameter_shapes
+from clover_local.checkpoint.placements import open_checkpoint
 from clover_local.config import ModelConfig
 from clover_local.errors import CheckpointError
-from clover_local.weights import LoadedParameters, load_parameters
 
 Tensors = dict[str, Tensor]
 SaveShards = Callable[[Path, Sequence[Mapping[str, Tensor]]], None]

@@ -11,8 +11,14 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from clover_local.checkpoint.shards import (
+    INDEX_NAME,
+    MAX_HEADER_BYTES,
+    abbreviated,
+    read_shard,
+    read_shards,
+)
 from clover_local.errors import CheckpointError
-from clover_local.shards import INDEX_NAME, MAX_HEADER_BYTES, abbreviated, read_shard, read_shards
 
 SaveShards = Callable[[Path, Sequence[Mapping[str, Tensor]]], None]
 

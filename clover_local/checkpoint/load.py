@@ -14,7 +14,8 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from clover_local.checkpoint import DOWN, GATE_UP, PARAMETERS, Checkpoint, Placement
+from clover_local.checkpoint.parameters import DOWN, GATE_UP, PARAMETERS
+from clover_local.checkpoint.placements import Checkpoint, Placement
 from clover_local.config import ModelConfig
 from clover_local.errors import CheckpointError
 
