@@ -5,6 +5,8 @@
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN := .venv/bin
 SOURCES := $(shell find clover_local kernels quant calibration_data -type f -not -name '*.pyc')
+# mypy finds the mapped folders only by their own names.
+PACKAGES := clover_local clover_local.kernels clover_local.quant clover_local.calibration_data
 export PYTHONSAFEPATH := 1
 
 .PHONY: chat test lint clean
@@ -18,7 +20,7 @@ test: .venv/tools
 lint: .venv/tools
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy --package clover_local
+	$(BIN)/mypy $(PACKAGES:%=--package %)
 	$(BIN)/mypy recipes
 	$(BIN)/mypy --explicit-package-bases tests
 

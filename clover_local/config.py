@@ -30,6 +30,7 @@ from clover_local.files import (
 )
 
 MODEL_TYPE = "clover_moe"
+UNFINISHED_NAME = ".quantize"  # the work folder in a destination that `quantize` has not finished
 FULL_ATTENTION = "full_attention"
 LINEAR_ATTENTION = "linear_attention"
 
@@ -80,6 +81,8 @@ class ModelConfig:
     pad_token_id: int | None
     dtype: str
     stop_token_ids: tuple[int, ...] = ()
+    quant_method: str | None = None
+    quant_format: str | None = None
     unknown_keys: tuple[str, ...] = ()
 
     @property
@@ -134,6 +137,10 @@ def read_model_config(folder: Path) -> ModelConfig:
             sizes that do not fit together.
     """
     path = folder / "config.json"
+    if not os.path.lexists(path) and (folder / UNFINISHED_NAME).is_dir():
+        raise ConfigError(
+            f"{folder} is unfinished: run the same `clover-local quantize` again to finish it"
+        )
     return parse_model_config(read_json_object(path), str(path))
 
 
@@ -147,6 +154,9 @@ def parse_model_config(values: Mapping[str, Any], source: str) -> ModelConfig:
             f"{source}: model_type is {model_type!r}, only {MODEL_TYPE!r} is supported"
         )
     denoising = Reader(f"{source}: denoising_config", text.get("denoising_config", as_object, {}))
+    quantization = Reader(
+        f"{source}: quantization_config", text.get("quantization_config", as_object, {})
+    )
     rope = _rope(text, source)
     _refuse_unsupported(text, rope, denoising)
     num_hidden_layers = text.get("num_hidden_layers", as_layer_count)
@@ -181,6 +191,8 @@ def parse_model_config(values: Mapping[str, Any], source: str) -> ModelConfig:
         pad_token_id=text.get("pad_token_id", as_token_id, None),
         stop_token_ids=text.get("stop_token_ids", as_token_ids, ()),
         dtype=text.get("dtype", as_text, text.get("torch_dtype", as_text, "bfloat16")),
+        quant_method=quantization.get("quant_method", as_text, None),
+        quant_format=quantization.get("format", as_text, None),
         unknown_keys=_unknown_keys(text, rope, denoising),
     )
     _check_sizes(config, source)

@@ -100,7 +100,8 @@ def load(
 
     Args:
         device: `cpu` or `cuda`; None takes cuda where there is one.
-        dtype: of weights and activations; None takes float32 on the CPU, bfloat16 on cuda.
+        dtype: of activations and of weights that are not packed; None takes float32 on the CPU,
+            bfloat16 on cuda.
         on_progress: called with bytes read and bytes in all.
 
     Raises:
@@ -125,7 +126,7 @@ def load(
         dispatch.check_choice()
     except ValueError as error:  # the environment is the user's, so this is no wrong call
         raise SettingsError(str(error)) from None
-    place = _device(device)
+    place = check_device(device)
     dtype = dtype or ("float32" if place.type == "cpu" else "bfloat16")
     number: torch.dtype = getattr(torch, dtype)
     loaded = load_parameters(
@@ -152,15 +153,22 @@ def check_context(context: int | None, config: ModelConfig) -> int:
     return most if context is None else context
 
 
-def _check_choice(name: str, value: str | None, choices: tuple[str, ...]) -> None:
-    if value is not None and value not in choices:
-        raise SettingsError(f"--{name} {value} is unknown: use {' or '.join(choices)}")
+def check_device(device: str | None) -> torch.device:
+    """The device to use: as given, or cuda where there is one.
 
+    Raises:
+        SettingsError: an unknown or absent device.
+    """
+    _check_choice("device", device, DEVICES)
 
-def _device(name: str | None) -> torch.device:
     import torch
 
     available = torch.cuda.is_available()
-    if name == "cuda" and not available:
+    if device == "cuda" and not available:
         raise SettingsError("--device cuda: torch sees no CUDA device here: use --device cpu")
-    return torch.device(name or ("cuda" if available else "cpu"))
+    return torch.device(device or ("cuda" if available else "cpu"))
+
+
+def _check_choice(name: str, value: str | None, choices: tuple[str, ...]) -> None:
+    if value is not None and value not in choices:
+        raise SettingsError(f"--{name} {value} is unknown: use {' or '.join(choices)}")

@@ -60,8 +60,7 @@ class Tokenizer:
         self._sources = templates
         self._special_tokens = special_tokens
         self._compiled: dict[str, Template] = {}
-        vocabulary = encoder.get_vocab(with_added_tokens=True)
-        self.size = max(vocabulary.values(), default=-1) + 1
+        self.size = max(self.vocabulary.values(), default=-1) + 1
         """One more than the largest token id."""
 
     @classmethod
@@ -90,6 +89,12 @@ class Tokenizer:
             templates=_read_templates(folder, config),
             special_tokens=_special_tokens(config),
         )
+
+    @property
+    def vocabulary(self) -> dict[str, int]:
+        """Every token's spelling in the file, and its id."""
+        vocabulary: dict[str, int] = self._encoder.get_vocab(with_added_tokens=True)
+        return vocabulary
 
     @property
     def has_template(self) -> bool:

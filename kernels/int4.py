@@ -45,7 +45,7 @@ def pack(values: Tensor, bits: int) -> Tensor:
     if bits == 4:
         low, high = stored[..., 0::2], stored[..., 1::2]
         stored = low | (high << 4)
-    return stored.contiguous().view(torch.int32)
+    return _compact(stored).view(torch.int32)
 
 
 def unpack(words: Tensor, bits: int) -> Tensor:
@@ -57,11 +57,18 @@ def unpack(words: Tensor, bits: int) -> Tensor:
     _check(bits)
     if words.dtype != torch.int32:
         raise ValueError(f"words are {words.dtype}, not int32")
-    stored = words.contiguous().view(torch.uint8)
+    stored = _compact(words).view(torch.uint8)
     if bits == 4:
         stored = torch.stack([stored & 15, stored >> 4], dim=-1).flatten(-2)
     half = 1 << (bits - 1)
     return (stored.to(torch.int16) - half).to(torch.int8)
+
+
+def _compact(tensor: Tensor) -> Tensor:
+    """Row by row in memory; `contiguous` leaves odd strides of axes of length 1, which `view` of
+    another dtype refuses.
+    """
+    return tensor.clone(memory_format=torch.contiguous_format)
 
 
 def _check(bits: int) -> None:

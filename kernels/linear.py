@@ -14,15 +14,21 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from clover_local.kernels.packed import PackedWeight, Weight
+from clover_local.kernels.packed_linear import packed_linear
+
 BLOCKED_ELEMENTS = 1 << 18
 """Smaller weights stay plain: there the 10 microseconds that oneDNN takes to start weigh more."""
 
 
-def blocked_weight(weight: Tensor) -> Tensor:
-    """`weight` [N, K] in the layout that `linear` runs fastest on: a copy, or the tensor itself.
+def blocked_weight(weight: Weight) -> Weight:
+    """`weight` [N, K] in the layout that `linear` runs fastest on: a copy, or the weight itself.
 
     A blocked weight is opaque (`weight.is_mkldnn`): it has a shape, but nothing reads its elements.
+    A packed weight stays as it is.
     """
+    if isinstance(weight, PackedWeight):
+        return weight
     suits = (
         weight.device.type == "cpu"
         and weight.dtype == torch.float32
@@ -36,8 +42,10 @@ def blocked_weight(weight: Tensor) -> Tensor:
     return blocked
 
 
-def linear(x: Tensor, weight: Tensor) -> Tensor:
-    """`x` [M, K] times `weight` [N, K] transposed, plain or from `blocked_weight`: [M, N]."""
+def linear(x: Tensor, weight: Weight) -> Tensor:
+    """`x` [M, K] times `weight` [N, K] transposed, packed, plain or from `blocked_weight`."""
+    if isinstance(weight, PackedWeight):
+        return packed_linear(x, weight)
     if not weight.is_mkldnn:
         return F.linear(x, weight)
     # (x, weight, bias, function of the result, its arguments, its algorithm)

@@ -6,7 +6,7 @@ Plain tensors are the unquantized ones.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -65,9 +65,18 @@ class PackedWeight:
         minimum = 0 if self.minimum is None else self.minimum.nbytes
         return self.data.nbytes + self.scale.nbytes + minimum
 
+    def to(self, device: torch.device | str) -> "PackedWeight":
+        """The same weight on another device; on its own device nothing is copied."""
+        return replace(
+            self,
+            data=self.data.to(device),
+            scale=self.scale.to(device),
+            minimum=None if self.minimum is None else self.minimum.to(device),
+        )
+
     def dequantize(self) -> Tensor:
         """The weight [N, K] in float32: the definition of what is stored."""
-        values = unpack(self.data, self.bits).float().unflatten(1, (-1, self.group_size))
+        values = torch.unflatten(unpack(self.data, self.bits).float(), 1, (-1, self.group_size))
         scale = self.scale.float()[..., None]  # [N, G, 1]
         if self.minimum is None:
             return (values * scale).flatten(1)

@@ -1,11 +1,12 @@
 """Settings and fixtures that every test shares; the only place that reads `tests/data`."""
 
 import json
+import os
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import pytest
@@ -17,14 +18,44 @@ from clover_local.cache import SequenceState
 from clover_local.checkpoint.load import load_parameters
 from clover_local.checkpoint.parameters import PARAMETERS
 from clover_local.checkpoint.placements import open_checkpoint
+from clover_local.checkpoint.quantization import quantization_config
+from clover_local.checkpoint.read import read_experts, read_layer, read_outer
+from clover_local.checkpoint.shards import read_shard
+from clover_local.checkpoint.summary import SUMMARY_NAME, summarize
+from clover_local.checkpoint.write import (
+    NamedTensor,
+    PackedTensors,
+    expert_tensors,
+    packed_tensors,
+    shard_name,
+    write_file,
+    write_index,
+    write_json,
+    write_shard,
+)
 from clover_local.config import ModelConfig, read_model_config
 from clover_local.experts import ResidentExperts
+from clover_local.kernels.int4 import pack
+from clover_local.kernels.packed import PackedWeight, Weight
 from clover_local.model.clover import Clover
+
+# Without a GPU, Triton's kernels run in its interpreter. The variable is read when triton is loaded
+# and by every `@triton.jit`, so it has to be there before the first test needs a kernel; the line
+# about deterministic algorithms below imports triton.
+if not torch.cuda.is_available():
+    os.environ.setdefault("TRITON_INTERPRET", "1")
 
 # One thread: the same sums on every machine. Deterministic mode fills `torch.empty*` with NaN, so
 # that memory which was never written shows.
 torch.set_num_threads(1)
 torch.use_deterministic_algorithms(True, warn_only=True)
+
+
+PACKED_TRUNK = tuple(
+    name.rpartition("{layer}")[2]
+    for name, kind in PARAMETERS.items()
+    if kind.packable and not kind.rows_of
+)
 
 
 @pytest.fixture(scope="session")
@@ -67,6 +98,87 @@ def save_shards() -> SaveShards:
 @pytest.fixture(scope="session")
 def golden_config(golden_folder: Path) -> ModelConfig:
     return read_model_config(golden_folder)
+
+
+class RoundMatrix(Protocol):
+    """Rounds a matrix to the nearest integers in groups."""
+
+    def __call__(
+        self, weight: Tensor, *, bits: int = 4, group_size: int = 32, asymmetric: bool = False
+    ) -> PackedWeight: ...
+
+
+@pytest.fixture(scope="session")
+def round_matrix() -> RoundMatrix:
+    """Makes packed weights; the minima of asymmetric ones are whole multiples of the scale."""
+
+    def make(
+        weight: Tensor, *, bits: int = 4, group_size: int = 32, asymmetric: bool = False
+    ) -> PackedWeight:
+        groups = weight.float().view(len(weight), -1, group_size)
+        half, steps = 1 << (bits - 1), (1 << bits) - 1
+        low, high = groups.amin(-1), groups.amax(-1)
+        spread = high - low if asymmetric else 2 * groups.abs().amax(-1)
+        scale = (spread / steps).bfloat16()
+        zero = (-low / scale.float()).round().clamp(0, steps) if asymmetric else half + 0 * low
+        stored = (groups / scale.float()[..., None]).round() + zero[..., None]
+        values = (stored.clamp(0, steps) - half).to(torch.int8).flatten(1)
+        minimum = -zero * scale.float() if asymmetric else None
+        return PackedWeight(pack(values, bits), scale, minimum, bits, group_size)
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def quantized_folder(
+    golden_folder: Path,
+    golden_config: ModelConfig,
+    round_matrix: RoundMatrix,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Path:
+    """The golden checkpoint with INT4 experts and INT8 in the other matrices, to be read only."""
+    source = open_checkpoint(golden_folder, golden_config)
+    folder = tmp_path_factory.mktemp("quantized")
+
+    def stored(name: str, weight: Weight) -> PackedTensors:
+        if isinstance(weight, Tensor) and name.endswith(PACKED_TRUNK):
+            return packed_tensors(name.removesuffix(".weight"), round_matrix(weight, bits=8))
+        assert isinstance(weight, Tensor)
+        return PackedTensors((NamedTensor(name, weight),))
+
+    shards: list[list[PackedTensors]] = []
+    for layer in range(golden_config.num_hidden_layers):
+        shard = []
+        weights = read_experts(source, golden_config, layer, range(golden_config.num_experts))
+        for expert, (gate_up, down) in enumerate(zip(*weights, strict=True)):
+            gate, up, down = (round_matrix(rows) for rows in (*gate_up.chunk(2), down))
+            name = f"model.layers.{layer}.mlp.experts.{expert}."
+            shard.append(expert_tensors(name, gate, up=up, down=down))
+        for name, weight in read_layer(source, golden_config, layer).items():
+            shard.append(stored(f"model.{name}", weight))
+        shards.append(shard)
+    outer = read_outer(source, golden_config)
+    prefixes = {"lm_head.weight": ""}
+    shards.append([stored(prefixes.get(k, "model.") + k, weight) for k, weight in outer.items()])
+    paths = [folder / shard_name(n, len(shards)) for n in range(1, len(shards) + 1)]
+    for path, parts in zip(paths, shards, strict=True):
+        main = [tensor for part in parts for tensor in part.main]
+        write_shard(path, main + [tensor for part in parts for tensor in part.last])
+    write_index(folder, [read_shard(path) for path in paths])
+    checkpoint = open_checkpoint(folder, golden_config)
+    config = json.loads((golden_folder / "config.json").read_text(encoding="utf-8"))
+    config["quantization_config"] = quantization_config(checkpoint)
+    write_json(folder / "config.json", config)
+    write_json(folder / SUMMARY_NAME, summarize(checkpoint).to_json())
+    for path in [*golden_folder.glob("*token*.json"), golden_folder / "generation_config.json"]:
+        write_file(folder / path.name, path.read_bytes())
+    return folder
+
+
+@pytest.fixture
+def quantized_copy(quantized_folder: Path, tmp_path: Path) -> Path:
+    """A copy of the quantized golden checkpoint that a test may change."""
+    return Path(shutil.copytree(quantized_folder, tmp_path / "quantized"))
 
 
 @pytest.fixture(scope="session")
@@ -176,6 +288,6 @@ def random_model(random_parameters: RandomParameters) -> RandomModel:
                 for layer in range(config.num_hidden_layers)
             ]
         )
-        return Clover(config, parameters, experts=experts, device="cpu", dtype=torch.float32)
+        return Clover(config, {**parameters}, experts=experts, device="cpu", dtype=torch.float32)
 
     return make

@@ -340,3 +340,27 @@ def test_what_is_no_file_is_refused_and_not_waited_for(
     with pytest.raises(ConfigError, match=f"{name} cannot be read"):
         read_model_config(model_folder)
         read_generation_config(model_folder, golden_config)
+
+
+@pytest.mark.parametrize("nested", [False, True], ids=["flat", "nested"])
+def test_the_method_that_quantized_the_weights_is_read_by_name(
+    values: dict[str, Any], nested: bool
+) -> None:
+    quantization = {"quant_method": "awq", "format": "gemm", "bits": 4}
+    if nested:
+        values = {"text_config": values}
+    config = parse({**values, "model_type": "clover_moe", "quantization_config": quantization})
+    assert (config.quant_method, config.quant_format) == ("awq", "gemm")
+    assert config.unknown_keys == ()
+    assert parse(values).quant_method is None
+
+
+def test_a_method_that_is_no_name_is_an_error(values: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match="'quant_method' is 4, expected a string"):
+        parse(values | {"quantization_config": {"quant_method": 4}})
+
+
+def test_an_unfinished_quantization_is_no_folder_without_config(tmp_path: Path) -> None:
+    (tmp_path / ".quantize").mkdir()
+    with pytest.raises(ConfigError, match="is unfinished: run the same `clover-local quantize`"):
+        read_model_config(tmp_path)

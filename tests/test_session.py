@@ -1,16 +1,26 @@
 """From a name to a generator."""
 
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
+from clover_local.cache import SequenceState
+from clover_local.checkpoint.load import load_parameters
+from clover_local.config import ModelConfig
 from clover_local.decoding.settings import resolve
-from clover_local.errors import CheckpointError, CloverError, SettingsError
+from clover_local.errors import CheckpointError, CloverError, ConfigError, SettingsError
+from clover_local.experts import ResidentExperts
 from clover_local.generate import generate
+from clover_local.kernels.packed import PackedWeight, Weight
+from clover_local.model.clover import Clover
 from clover_local.session import OpenModel, check_context, fingerprint, load, open_model
+
+EmptyState = Callable[[ModelConfig], SequenceState]
 
 
 @pytest.fixture(scope="module")
@@ -40,6 +50,53 @@ def test_bfloat16_runs_on_a_cpu(opened: OpenModel) -> None:
     session = load(opened, settings, device="cpu", dtype="bfloat16")
     assert session.dtype == "bfloat16"
     assert list(session.generator.run([1, 2]))
+
+
+def dequantized(weight: Weight) -> Tensor:
+    return weight.dequantize() if isinstance(weight, PackedWeight) else weight
+
+
+@pytest.fixture(scope="module")
+def quantized(quantized_folder: Path) -> OpenModel:
+    return open_model(str(quantized_folder))
+
+
+def test_a_quantized_model_computes_what_its_dequantized_weights_would(
+    quantized: OpenModel, empty_state: EmptyState
+) -> None:
+    settings = resolve(quantized.config, quantized.generation, {}).settings
+    model = load(quantized, settings, context=100, device="cpu").model
+    loaded = load_parameters(quantized.checkpoint, quantized.config)
+    plain = Clover(
+        quantized.config,
+        {name: dequantized(weight) for name, weight in loaded.parameters.items()},
+        experts=ResidentExperts(
+            (map(dequantized, gate_up), map(dequantized, down)) for gate_up, down in loaded.experts
+        ),
+        device="cpu",
+        dtype=torch.float32,
+    )
+    states = [empty_state(quantized.config) for _ in range(2)]
+    prompt, block = [5, 77, 300, 41, 2, 9, 480], [33, 510, 510, 8, 510, 510, 510, 12]
+    for run in ("commit", "preview"):
+        ours, expected = (
+            m.commit(prompt, state, logits="all") if run == "commit" else m.preview(block, state)
+            for m, state in zip((model, plain), states, strict=True)
+        )
+        torch.testing.assert_close(ours.logits, expected.logits, rtol=1e-4, atol=1e-4)
+
+
+def test_a_quantized_model_generates(quantized: OpenModel) -> None:
+    settings = resolve(quantized.config, quantized.generation, {"max_new_tokens": 5}).settings
+    for dtype in ("float32", "bfloat16"):
+        session = load(quantized, settings, context=100, device="cpu", dtype=dtype)
+        assert list(session.generator.run([1, 2, 3]))
+
+
+def test_an_unfinished_quantization_says_how_to_go_on(tmp_path: Path) -> None:
+    (tmp_path / ".quantize").mkdir()
+    with pytest.raises(ConfigError, match="unfinished: run the same `clover-local quantize` again"):
+        open_model(str(tmp_path))
 
 
 def test_the_context_is_the_models_unless_given(opened: OpenModel) -> None:

@@ -1,30 +1,25 @@
-"""Reads the tensors of a checkpoint into memory, once, from a memory map.
+"""Loads the tensors of a checkpoint, once, from a memory map of its files.
 
-On the CPU a tensor that already has the wanted dtype stays a view of the map; any other is
-converted on its own, so that no second copy of the model exists at any time. Experts that are apart
-on disk are stacked in place.
+On the CPU a packed matrix stays a view of the map, and so does a plain tensor that already has the
+wanted dtype; any other is converted on its own, so that no second copy of the model exists at any
+time. Plain experts that are apart on disk are stacked in place.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import groupby
-from typing import NamedTuple
+from pathlib import Path
 
 import torch
-from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from clover_local.checkpoint.parameters import DOWN, GATE_UP, PARAMETERS
+from clover_local.checkpoint.packed import PackedInfo
+from clover_local.checkpoint.parameters import DOWN, EMBEDDING, GATE_UP, HEAD
 from clover_local.checkpoint.placements import Checkpoint, Placement
+from clover_local.checkpoint.read import TORCH_DTYPES, ExpertWeights, joined, packed_weight
+from clover_local.checkpoint.shards import TensorInfo
 from clover_local.config import ModelConfig
 from clover_local.errors import CheckpointError
-
-
-class ExpertWeights(NamedTuple):
-    """The experts of one layer: gate_up [E, 2F, D] (gate rows first), down [E, D, F]."""
-
-    gate_up: Tensor
-    down: Tensor
+from clover_local.kernels.packed import PackedWeight, Weight
 
 
 @dataclass(frozen=True)
@@ -35,7 +30,7 @@ class LoadedParameters:
     `lm_head.weight` is always there: with tied embeddings it is the embedding itself.
     """
 
-    parameters: dict[str, Tensor]
+    parameters: dict[str, Weight]
     experts: tuple[ExpertWeights, ...]
 
 
@@ -49,55 +44,111 @@ def load_parameters(
 ) -> LoadedParameters:
     """Loads every parameter to `device`: float32 where `PARAMETERS` says so, `dtype` elsewhere.
 
+    Packed matrices stay packed, whatever `dtype` is.
+
     Args:
-        on_progress: called after each tensor with bytes read so far and bytes in all.
+        on_progress: called after each parameter, or each matrix of an expert, with bytes read so
+            far and bytes in all.
 
     Raises:
         CheckpointError: the tensors do not fit `config` (raised before anything is read), or a file
             cannot be read.
     """
     checkpoint.require_fit()
-    parameters: dict[str, Tensor] = {}
+    maps = _Maps()
+    parameters: dict[str, Weight] = {}
+    experts = _Experts(config.num_experts, torch.device(device), dtype)
     total = sum(placement.tensor.nbytes for placement in checkpoint.placements)
     done = 0
-    for shard, placements in groupby(
-        checkpoint.placements, lambda placement: placement.tensor.shard
-    ):
-        try:
-            with safe_open(shard, framework="pt") as file:
-                for placement in placements:
-                    source = file.get_tensor(placement.tensor.name)
-                    _place(parameters, placement, source, config, device=device, dtype=dtype)
-                    done += placement.tensor.nbytes
-                    on_progress(done, total)
-        except (SafetensorError, OSError) as error:
-            raise CheckpointError(f"{shard} cannot be read ({error}): download it again") from None
-    experts = tuple(
+    for (name, expert), parts in checkpoint.parts.items():
+        weight = joined([maps.weight(part) for part in parts])
+        kind = parts[0].target.kind
+        if expert is not None:
+            experts.add(name, expert, weight=weight)
+        elif isinstance(weight, PackedWeight):
+            parameters[name] = weight.to(device)
+        elif kind.fused:
+            experts.add_all(name, weight)
+        else:
+            wanted = torch.float32 if kind.float32 else dtype
+            parameters[name] = weight.to(device=device, dtype=wanted)
+        done += sum(part.tensor.nbytes for part in parts)
+        on_progress(done, total)
+    layers = tuple(
         ExpertWeights(
-            parameters.pop(GATE_UP.format(layer=layer)), parameters.pop(DOWN.format(layer=layer))
+            experts.take(GATE_UP.format(layer=layer)), experts.take(DOWN.format(layer=layer))
         )
         for layer in range(config.num_hidden_layers)
     )
-    parameters.setdefault("lm_head.weight", parameters["embed_tokens.weight"])
-    return LoadedParameters(parameters, experts)
+    parameters.setdefault(HEAD, parameters[EMBEDDING])
+    return LoadedParameters(parameters, layers)
 
 
-def _place(
-    parameters: dict[str, Tensor],
-    placement: Placement,
-    source: Tensor,
-    config: ModelConfig,
-    *,
-    device: torch.device | str,
-    dtype: torch.dtype,
-) -> None:
-    target = placement.target
-    if target.expert is None:
-        wanted = torch.float32 if target.kind.float32 else dtype
-        parameters[target.name] = source.reshape(target.shape).to(device=device, dtype=wanted)
-        return
-    if target.name not in parameters:
-        stacked = PARAMETERS[target.kind.rows_of].shape(config)
-        parameters[target.name] = torch.empty(stacked, device=device, dtype=dtype)
-    end = target.first_row + target.shape[0]
-    parameters[target.name][target.expert, target.first_row : end].copy_(source)
+class _Experts:
+    """The routed experts: plain ones become one tensor a layer, packed ones a list."""
+
+    def __init__(self, count: int, device: torch.device, dtype: torch.dtype) -> None:
+        self._count = count
+        self._device = device
+        self._dtype = dtype
+        self._stacked: dict[str, Tensor] = {}  # [E, rows, columns]
+        self._packed: dict[str, dict[int, PackedWeight]] = {}
+
+    def add(self, name: str, expert: int, *, weight: Weight) -> None:
+        """Takes over an expert's part of the parameter `name`."""
+        if isinstance(weight, PackedWeight):
+            self._packed.setdefault(name, {})[expert] = weight.to(self._device)
+            return
+        if name not in self._stacked:
+            shape = (self._count, *weight.shape)
+            self._stacked[name] = torch.empty(shape, device=self._device, dtype=self._dtype)
+        self._stacked[name][expert].copy_(weight)
+
+    def add_all(self, name: str, weight: Tensor) -> None:
+        """Takes over all experts' parts of the parameter `name`."""
+        self._stacked[name] = weight.to(device=self._device, dtype=self._dtype)
+
+    def take(self, name: str) -> Tensor | Sequence[Weight]:
+        """All experts' parts of the parameter `name`."""
+        if name not in self._packed:
+            return self._stacked.pop(name)
+        weights: dict[int, Weight] = dict(enumerate(self._stacked.pop(name, ())))
+        weights.update(self._packed.pop(name))
+        return [weights[expert] for expert in range(self._count)]
+
+
+class _Maps:
+    """Memory maps of the shards that are being read; views keep a map alive."""
+
+    def __init__(self) -> None:
+        self._maps: dict[Path, Tensor] = {}
+
+    def weight(self, placement: Placement) -> Weight:
+        """The tensor or packed matrix of a placement, in the dtype of the file."""
+        tensor = placement.tensor
+        if tensor.shard not in self._maps:
+            self._maps.clear()  # shards come one after the other
+        if isinstance(tensor, PackedInfo):
+            return packed_weight(tensor, self._view)
+        return self._view(tensor).view(placement.target.shape)
+
+    def _view(self, tensor: TensorInfo) -> Tensor:
+        path = tensor.shard
+        if path not in self._maps:
+            self._maps[path] = _map(path)
+        content = self._maps[path][tensor.start : tensor.start + tensor.nbytes]
+        if len(content) < tensor.nbytes:
+            raise CheckpointError(f"{path} ends too early: download it again")
+        dtype = TORCH_DTYPES[tensor.dtype]
+        if content.storage_offset() % dtype.itemsize:
+            content = content.clone()  # a file whose tensors are not aligned
+        return content.view(dtype).view(tensor.shape)
+
+
+def _map(path: Path) -> Tensor:
+    """The bytes of a file. Private: nothing that is done to them reaches the file."""
+    try:
+        return torch.from_file(str(path), shared=False, size=path.stat().st_size, dtype=torch.uint8)
+    except (RuntimeError, OSError) as error:
+        reason = str(error).splitlines()[0]
+        raise CheckpointError(f"{path} cannot be read ({reason}): download it again") from None

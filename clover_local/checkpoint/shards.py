@@ -12,6 +12,7 @@ import json
 import math
 import os
 import reprlib
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -21,10 +22,12 @@ from clover_local.files import require_file
 
 INDEX_NAME = "model.safetensors.index.json"
 SINGLE_NAME = "model.safetensors"
+FORMAT_VERSION = 1  # of the checkpoints that `write` makes; a shard says it in its metadata
+VERSION_KEY = "clover_format_version"
 LONGEST_NAME = 255  # of a file, on every system
 MAX_HEADER_BYTES = 100_000_000  # the limit of the safetensors package itself
 
-_ITEM_BYTES = {
+ITEM_BYTES = {
     **dict.fromkeys(("BOOL", "U8", "I8", "F8_E4M3", "F8_E5M2", "F8_E8M0"), 1),
     **dict.fromkeys(("U16", "I16", "F16", "BF16"), 2),
     **dict.fromkeys(("U32", "I32", "F32"), 4),
@@ -51,13 +54,15 @@ class Shard:
     path: Path
     nbytes: int
     tensors: tuple[TensorInfo, ...]
+    metadata: Mapping[str, str]
 
 
 def read_shards(folder: Path) -> tuple[Shard, ...]:
     """Headers of every weight file of a checkpoint, ascending by file name.
 
     Raises:
-        CheckpointError: no weights, a missing or damaged shard, an index that contradicts them.
+        CheckpointError: no weights, a missing or damaged shard, an index that contradicts them, a
+            newer format.
     """
     paths, weight_map = find_shards(folder)
     shards = tuple(read_shard(path) for path in paths)
@@ -72,6 +77,8 @@ def read_shards(folder: Path) -> tuple[Shard, ...]:
                 )
     if weight_map is not None:
         _compare_with_index(folder, homes, weight_map)
+    for shard in shards:
+        _require_known_version(shard)
     return shards
 
 
@@ -144,13 +151,53 @@ def read_shard(path: Path) -> Shard:
         raise _damaged(path, f"truncated, {nbytes} bytes of {end}")
     if nbytes > end:
         raise _damaged(path, f"{nbytes - end} bytes follow the last tensor")
-    return Shard(path, nbytes, tuple(tensors))
+    return Shard(path, nbytes, tuple(tensors), metadata)
+
+
+def read_integers(tensors: Iterable[TensorInfo]) -> dict[str, tuple[int, ...]]:
+    """The numbers in small tensors of signed integers, by tensor name.
+
+    Raises:
+        CheckpointError: a file cannot be read.
+    """
+    by_path: dict[Path, list[TensorInfo]] = {}
+    for tensor in tensors:
+        by_path.setdefault(tensor.shard, []).append(tensor)
+    numbers: dict[str, tuple[int, ...]] = {}
+    for path, ours in by_path.items():
+        try:
+            with path.open("rb") as file:
+                for tensor in ours:
+                    file.seek(tensor.start)
+                    numbers[tensor.name] = _integers(file.read(tensor.nbytes), tensor.dtype)
+        except OSError as error:
+            raise CheckpointError(
+                f"{path} cannot be read ({error.strerror}): check the file and its permissions"
+            ) from None
+    return numbers
+
+
+def _integers(content: bytes, dtype: str) -> tuple[int, ...]:
+    size = ITEM_BYTES[dtype]
+    return tuple(
+        int.from_bytes(content[at : at + size], "little", signed=True)
+        for at in range(0, len(content), size)
+    )
 
 
 def abbreviated(items: list[str], *, shown: int = 4) -> str:
     """The first few items and how many follow, for an error of one line."""
     rest = len(items) - shown
     return ", ".join(items[:shown]) + (f" and {rest} more" if rest > 0 else "")
+
+
+def _require_known_version(shard: Shard) -> None:
+    version = shard.metadata.get(VERSION_KEY, str(FORMAT_VERSION))
+    if version != str(FORMAT_VERSION):
+        raise CheckpointError(
+            f"{shard.path} has the {VERSION_KEY} {version}, this clover-local reads up to "
+            f"{FORMAT_VERSION}: install a newer clover-local"
+        )
 
 
 def _damaged(path: Path, what: str) -> CheckpointError:
@@ -192,13 +239,13 @@ def _tensor_info(path: Path, name: str, entry: object, data_start: int) -> Tenso
     offsets = _sizes(values.get("data_offsets"))
     if not isinstance(dtype, str) or shape is None or offsets is None or len(offsets) != 2:
         raise _damaged(path, f"unreadable header entry {name}")
-    if dtype not in _ITEM_BYTES:
+    if dtype not in ITEM_BYTES:
         raise CheckpointError(
             f"{path}: {name} has the dtype {dtype}, which this runtime cannot read: "
-            f"use a checkpoint in one of {', '.join(_ITEM_BYTES)}"
+            f"use a checkpoint in one of {', '.join(ITEM_BYTES)}"
         )
     start, end = offsets
-    if end - start != math.prod(shape) * _ITEM_BYTES[dtype]:
+    if end - start != math.prod(shape) * ITEM_BYTES[dtype]:
         raise _damaged(path, f"{name} is {dtype} {list(shape)} in {end - start} bytes")
     return TensorInfo(name, dtype, shape, path, data_start + start, end - start)
 
@@ -223,7 +270,8 @@ def _read_index(path: Path) -> dict[str, str]:
     weight_map = values.get("weight_map") if isinstance(values, dict) else None
     if not isinstance(weight_map, dict) or not weight_map:
         raise _damaged(path, "no weight_map")
-    for name in weight_map.values():
+    distinct = {repr(name): name for name in weight_map.values()}  # a few, of many entries
+    for name in distinct.values():
         if (
             not isinstance(name, str)
             or Path(name).name != name

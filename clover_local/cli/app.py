@@ -9,9 +9,11 @@ import typer
 from clover_local.cli import console, failures
 from clover_local.cli.bench import bench
 from clover_local.cli.chat import chat
+from clover_local.cli.evaluate import evaluate
 from clover_local.cli.generate import generate
 from clover_local.cli.info import info
 from clover_local.cli.interrupt import INTERRUPTED
+from clover_local.cli.quantize import quantize
 from clover_local.cli.verify import verify
 
 FAILED = 1
@@ -29,6 +31,8 @@ app.command()(generate)
 app.command()(info)
 app.command()(verify)
 app.command()(bench)
+app.command()(quantize)
+app.command()(evaluate)
 
 
 def _show_version(wanted: bool) -> None:

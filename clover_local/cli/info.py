@@ -4,10 +4,16 @@ import os
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from math import prod
 
 from clover_local.checkpoint.parameters import ParameterCount, count_parameters
-from clover_local.checkpoint.placements import Checkpoint, open_checkpoint
+from clover_local.checkpoint.placements import open_checkpoint, require_readable
+from clover_local.checkpoint.summary import (
+    Group,
+    Summary,
+    bits_per_weight,
+    read_summary,
+    summarize,
+)
 from clover_local.cli import console
 from clover_local.cli.options import JsonOpt, ModelArg
 from clover_local.config import (
@@ -34,6 +40,15 @@ class WeightFacts:
 
 
 @dataclass(frozen=True)
+class QuantizationFacts:
+    """How a quantized model is stored: bits for each number, formats and records."""
+
+    bits_per_weight: float
+    experts_bits_per_weight: float
+    summary: Summary
+
+
+@dataclass(frozen=True)
 class TokenizerFacts:
     """The tokenizer and the chat template."""
 
@@ -47,6 +62,8 @@ class ModelFacts:
     """What `info` shows, and with `--json` its keys.
 
     `weights` and `tokenizer` are null when they are absent, or so damaged that `problems` says why.
+    `quantization` is null when nothing is packed, and there before the weights are when
+    `clover-summary.json` is.
     """
 
     model: str
@@ -57,6 +74,7 @@ class ModelFacts:
     response_controls: dict[str, object]
     weight_files: int
     weights: WeightFacts | None
+    quantization: QuantizationFacts | None
     has_tokenizer: bool
     tokenizer: TokenizerFacts | None
     problems: tuple[str, ...]
@@ -88,13 +106,18 @@ def describe(model: str) -> ModelFacts:
     architectures = read_json_object(folder / "config.json").get("architectures")
     weight_files = sum(1 for _ in folder.glob("*.safetensors"))
     has_tokenizer = os.path.lexists(folder / "tokenizer.json")
-    weights = tokens = None
+    weights = tokens = summary = None
     problems = []
     try:
-        if weight_files:
+        summary = read_summary(folder)
+        if weight_files and (summary is None or not summary.describes(folder)):
             checkpoint = open_checkpoint(folder, config)
-            weights = _weight_facts(checkpoint)
+            summary = summarize(checkpoint)
+            weights = _weight_facts(summary, checkpoint.notes)
             checkpoint.require_fit()
+        elif weight_files and summary is not None:
+            require_readable(folder, config)
+            weights = _weight_facts(summary)
     except CloverError as error:
         problems.append(str(error))
     try:
@@ -116,22 +139,31 @@ def describe(model: str) -> ModelFacts:
         response_controls=_controls(generation),
         weight_files=weight_files,
         weights=weights,
+        quantization=_quantization_facts(summary),
         has_tokenizer=has_tokenizer,
         tokenizer=tokens,
         problems=tuple(problems),
     )
 
 
-def _weight_facts(checkpoint: Checkpoint) -> WeightFacts:
-    by_dtype: Counter[str] = Counter()
-    for tensor in checkpoint.tensors.values():
-        by_dtype[tensor.dtype] += prod(tensor.shape)
+def _weight_facts(summary: Summary, notes: tuple[str, ...] = ()) -> WeightFacts:
+    numbers: Counter[str] = Counter()
+    for group in summary.groups:
+        numbers[group.label] += group.numbers
     return WeightFacts(
-        bytes=sum(shard.nbytes for shard in checkpoint.shards),
-        parameters_by_dtype=dict(by_dtype.most_common()),
-        diffusion_parameters=checkpoint.has_diffusion,
-        modes=MODES if checkpoint.has_diffusion else ("ar",),
-        notes=checkpoint.notes,
+        bytes=sum(shard.bytes for shard in summary.shards),
+        parameters_by_dtype=dict(numbers.most_common()),
+        diffusion_parameters=bool(summary.diffusion),
+        modes=MODES if summary.diffusion else ("ar",),
+        notes=notes,
+    )
+
+
+def _quantization_facts(summary: Summary | None) -> QuantizationFacts | None:
+    if summary is None or all(group.group_size is None for group in summary.groups):
+        return None
+    return QuantizationFacts(
+        round(summary.bits_per_weight, 4), round(bits_per_weight(summary.experts), 4), summary
     )
 
 
@@ -186,6 +218,7 @@ def _file_rows(facts: ModelFacts) -> list[tuple[str, str]]:
             ("diffusion parameters", f"{present}; modes: {_listed(weights.modes)}"),
             *(("note", note) for note in weights.notes),
         ]
+    rows += _quantization_rows(facts.quantization)
     if tokenizer is None:
         rows.append(("tokenizer", "unreadable" if facts.has_tokenizer else "absent"))
     else:
@@ -194,6 +227,22 @@ def _file_rows(facts: ModelFacts) -> list[tuple[str, str]]:
         rows += [("tokenizer", f"{tokenizer.tokens} tokens"), ("chat template", template)]
     rows.append(("unknown config keys", _listed(facts.config.unknown_keys)))
     return rows
+
+
+def _quantization_rows(facts: QuantizationFacts | None) -> list[tuple[str, str]]:
+    if facts is None:
+        return []
+    summary = facts.summary
+    sizes = sorted({size.bytes for layer in summary.records for size in layer})
+    return [
+        ("bits per weight", f"{facts.bits_per_weight:.2f}"),
+        *((f"  {part}", _stored(groups)) for part, groups in summary.parts.items() if groups),
+        ("one expert", _listed([f"{_count(size)}B" for size in sizes])),
+    ]
+
+
+def _stored(groups: Sequence[Group]) -> str:
+    return _listed([f"{group.label} {_count(group.bytes)}B" for group in groups])
 
 
 def _listed(items: Sequence[object]) -> str:

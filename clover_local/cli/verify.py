@@ -17,6 +17,7 @@ import typer
 
 from clover_local.checkpoint.placements import open_checkpoint
 from clover_local.checkpoint.shards import Shard, abbreviated, read_shard
+from clover_local.checkpoint.summary import SUMMARY_NAME, read_summary, summarize
 from clover_local.cli import console
 from clover_local.cli.options import JsonOpt, ModelArg
 from clover_local.config import read_generation_config, read_model_config
@@ -215,7 +216,10 @@ def _loading_problems(folder: Path) -> list[str]:
     try:
         config = read_model_config(folder)
         read_generation_config(folder, config)
-        open_checkpoint(folder, config).require_fit()
+        checkpoint = open_checkpoint(folder, config)
+        checkpoint.require_fit()
+        if read_summary(folder) not in (None, summarize(checkpoint)):
+            problems.append(f"{folder / SUMMARY_NAME} describes other weights: remove it")
         tokenizer = Tokenizer.load(folder)
         tokenizer.require_fit(config.vocab_size)
         tokenizer.check_templates()

@@ -1,6 +1,5 @@
 """A full-attention layer: gated queries, grouped heads, q and k normed and partly rotated."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -10,6 +9,7 @@ from clover_local.cache import SequenceState
 from clover_local.config import ModelConfig
 from clover_local.kernels import dispatch
 from clover_local.model.linear import Linear
+from clover_local.model.take import Take, take_float32
 
 
 @dataclass(frozen=True, eq=False)
@@ -19,17 +19,28 @@ class Angles:
     cos: Tensor
     sin: Tensor
 
+    @classmethod
+    def at(
+        cls, start: int, *, rows: int, config: ModelConfig, device: torch.device | str
+    ) -> "Angles":
+        """Those of `rows` rows from position `start` on."""
+        positions = torch.arange(start, start + rows, device=device)
+        cos, sin = dispatch.rotary_angles(
+            positions, theta=config.rope_theta, rotary_dim=config.rotary_dim
+        )
+        return cls(cos, sin)
+
 
 class Attention:
     """o_proj(attend(q, K, V) * sigmoid(gate))."""
 
-    def __init__(self, config: ModelConfig, take: Callable[[str], Tensor], *, layer: int) -> None:
+    def __init__(self, config: ModelConfig, take: Take, *, layer: int) -> None:
         self.config = config
         self.layer = layer
         self.qkv_proj = Linear(*(take(f"{name}_proj.weight") for name in "qkv"))
         self.o_proj = Linear(take("o_proj.weight"))
-        self.q_norm = take("q_norm.weight").float()
-        self.k_norm = take("k_norm.weight").float()
+        self.q_norm = take_float32(take, "q_norm.weight")
+        self.k_norm = take_float32(take, "k_norm.weight")
 
     def commit(self, x: Tensor, state: SequenceState, *, angles: Angles) -> Tensor:
         """Token-causal; appends this pass's keys and values to `state`. [T, D] to [T, D]."""

@@ -4,7 +4,7 @@ A commit is causal, predicts the next token, and advances the state. A preview i
 within one block, predicts in place, and reads the state only.
 """
 
-from collections.abc import Callable, MutableMapping, Sequence
+from collections.abc import MutableMapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -16,10 +16,12 @@ from clover_local.cache import SequenceState
 from clover_local.config import ModelConfig
 from clover_local.experts import Experts
 from clover_local.kernels import dispatch
+from clover_local.kernels.packed import Weight
 from clover_local.model.attention import Angles, Attention
 from clover_local.model.gated_delta_net import GatedDeltaNet, take_diffusion
 from clover_local.model.linear import Linear
 from clover_local.model.moe import MoE, MoEOutput
+from clover_local.model.take import Take, take_float32
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,13 +48,53 @@ class Layer:
     moe: MoE
 
 
+def build_layer(
+    config: ModelConfig, take: Take, *, layer: int, experts: Experts, diffusion: bool
+) -> Layer:
+    """Layer `layer` from the parameters that `take` gives by their names without prefix.
+
+    `diffusion` says whether the model has the tensors that previews need.
+    """
+
+    def within(part: str) -> Take:
+        return lambda name: take(f"layers.{layer}.{part}{name}")
+
+    mixer: Attention | GatedDeltaNet
+    if config.is_attention(layer):
+        mixer = Attention(config, within("self_attn."), layer=layer)
+    else:
+        gdn = within("linear_attn.")
+        mixer = GatedDeltaNet(config, gdn, diffusion=take_diffusion(gdn) if diffusion else None)
+    return Layer(
+        input_layernorm=take_float32(within("input_layernorm."), "weight"),
+        mixer=mixer,
+        post_attention_layernorm=take_float32(within("post_attention_layernorm."), "weight"),
+        moe=MoE(config, within("mlp."), layer=layer, experts=experts),
+    )
+
+
+class Head:
+    """logits = lm_head(norm(h)), float32."""
+
+    def __init__(self, config: ModelConfig, take: Take) -> None:
+        self.eps = config.rms_norm_eps
+        self.vocab_size = config.vocab_size
+        self.norm = take_float32(take, "norm.weight")
+        self.lm_head = Linear(take("lm_head.weight"))
+
+    def __call__(self, hidden_states: Tensor) -> Tensor:
+        """[T, D] to [T, V]."""
+        normed = dispatch.rms_norm(hidden_states, self.norm, eps=self.eps)
+        return self.lm_head(normed).float()
+
+
 class Clover:
     """A Clover model on one device."""
 
     def __init__(
         self,
         config: ModelConfig,
-        parameters: MutableMapping[str, Tensor],
+        parameters: MutableMapping[str, Weight],
         *,
         experts: Experts,
         device: torch.device | str,
@@ -76,18 +118,20 @@ class Clover:
         self.dtype = dtype
         self.can_preview = any(name.endswith("conv_right_weight") for name in parameters)
 
-        def take(name: str) -> Tensor:
+        def take(name: str) -> Weight:
             if name not in parameters:
                 raise ValueError(f"parameter {name} is missing")
             return parameters.pop(name).to(self.device)
 
-        self.embedding = take("embed_tokens.weight")
-        if self.embedding.dtype != dtype:
-            raise ValueError(f"the embedding is {self.embedding.dtype}, the model {dtype}")
-        self.norm = take("norm.weight").float()
-        self.lm_head = Linear(take("lm_head.weight"))
+        embedding = take("embed_tokens.weight")
+        if not isinstance(embedding, Tensor) or embedding.dtype != dtype:
+            kind = embedding.dtype if isinstance(embedding, Tensor) else "packed"
+            raise ValueError(f"the embedding is {kind}, the model {dtype}")
+        self.embedding = embedding
+        self.head = Head(config, take)
         self.layers = [
-            self._layer(layer, take, experts=experts) for layer in range(config.num_hidden_layers)
+            build_layer(config, take, layer=layer, experts=experts, diffusion=self.can_preview)
+            for layer in range(config.num_hidden_layers)
         ]
         if parameters:
             raise ValueError(f"parameters left over: {', '.join(sorted(parameters))}")
@@ -130,7 +174,7 @@ class Clover:
                 hidden_states = hidden_states + out.hidden_states
                 expert_ids.append(out.expert_ids)
             unwanted = {"all": 0, "last": len(ids) - 1, "none": len(ids)}[logits]
-            output = PassOutput(self._logits(hidden_states[unwanted:]), tuple(expert_ids))
+            output = PassOutput(self.head(hidden_states[unwanted:]), tuple(expert_ids))
         state.advance(ids, recurrent=recurrent, conv=conv)
         return output
 
@@ -161,29 +205,10 @@ class Clover:
                 hidden_states = hidden_states + out.hidden_states
                 outputs.append(out)
             return PassOutput(
-                self._logits(hidden_states),
+                self.head(hidden_states),
                 tuple(out.expert_ids for out in outputs),
                 tuple(out.coreset for out in outputs if out.coreset is not None),
             )
-
-    def _layer(self, layer: int, take: Callable[[str], Tensor], *, experts: Experts) -> Layer:
-        def within(part: str) -> Callable[[str], Tensor]:
-            return lambda name: take(f"layers.{layer}.{part}{name}")
-
-        mixer: Attention | GatedDeltaNet
-        if self.config.is_attention(layer):
-            mixer = Attention(self.config, within("self_attn."), layer=layer)
-        else:
-            gdn = within("linear_attn.")
-            mixer = GatedDeltaNet(
-                self.config, gdn, diffusion=take_diffusion(gdn) if self.can_preview else None
-            )
-        return Layer(
-            input_layernorm=within("input_layernorm.")("weight").float(),
-            mixer=mixer,
-            post_attention_layernorm=within("post_attention_layernorm.")("weight").float(),
-            moe=MoE(self.config, within("mlp."), layer=layer, experts=experts),
-        )
 
     def _checked(self, tokens: Tensor | Sequence[int], state: SequenceState) -> list[int]:
         ids = tokens.tolist() if isinstance(tokens, Tensor) else list(tokens)
@@ -197,14 +222,9 @@ class Clover:
     def _start(self, ids: list[int], state: SequenceState) -> tuple[Tensor, Angles]:
         """The embedded rows [T, D] and their rotary angles."""
         hidden_states = F.embedding(torch.tensor(ids, device=self.device), self.embedding)
-        positions = torch.arange(state.length, state.length + len(ids), device=self.device)
-        cos, sin = dispatch.rotary_angles(
-            positions, theta=self.config.rope_theta, rotary_dim=self.config.rotary_dim
+        return hidden_states, Angles.at(
+            state.length, rows=len(ids), config=self.config, device=self.device
         )
-        return hidden_states, Angles(cos, sin)
 
     def _normed(self, hidden_states: Tensor, weight: Tensor) -> Tensor:
         return dispatch.rms_norm(hidden_states, weight, eps=self.config.rms_norm_eps)
-
-    def _logits(self, hidden_states: Tensor) -> Tensor:
-        return self.lm_head(self._normed(hidden_states, self.norm)).float()

@@ -1,6 +1,5 @@
 """A Gated DeltaNet layer: convolution, delta rule or block softmax, gated norm."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -10,6 +9,7 @@ from torch import Tensor
 from clover_local.config import ModelConfig
 from clover_local.kernels import dispatch
 from clover_local.model.linear import Linear
+from clover_local.model.take import Take, take_float32
 
 
 @dataclass(frozen=True, eq=False)
@@ -22,30 +22,28 @@ class Diffusion:
     history_c: Tensor  # [H_v]
 
 
-def take_diffusion(take: Callable[[str], Tensor]) -> Diffusion:
+def take_diffusion(take: Take) -> Diffusion:
     """A layer's diffusion tensors."""
     return Diffusion(
-        right_taps=take("conv_right_weight").float().T.contiguous(),
-        logit_scale=take("bd_softmax_logit_scale").float(),
-        history_bias=take("bd_softmax_history_bias").float(),
-        history_c=take("bd_softmax_history_c").float(),
+        right_taps=take_float32(take, "conv_right_weight").T.contiguous(),
+        logit_scale=take_float32(take, "bd_softmax_logit_scale"),
+        history_bias=take_float32(take, "bd_softmax_history_bias"),
+        history_c=take_float32(take, "bd_softmax_history_c"),
     )
 
 
 class GatedDeltaNet:
     """out_proj(gated_norm(mix(conv(in_proj(x)))))."""
 
-    def __init__(
-        self, config: ModelConfig, take: Callable[[str], Tensor], *, diffusion: Diffusion | None
-    ) -> None:
+    def __init__(self, config: ModelConfig, take: Take, *, diffusion: Diffusion | None) -> None:
         self.config = config
         self.diffusion = diffusion
         self.in_proj = Linear(*(take(f"in_proj_{name}.weight") for name in ("qkv", "z", "a", "b")))
         self.out_proj = Linear(take("out_proj.weight"))
-        self.taps = take("conv1d.weight").float().T.contiguous()  # [4, C]
-        self.rate = -take("A_log").float().exp()  # [H_v]
-        self.dt_bias = take("dt_bias").float()
-        self.norm = take("norm.weight").float()
+        self.taps = take_float32(take, "conv1d.weight").T.contiguous()  # [4, C]
+        self.rate = -take_float32(take, "A_log").exp()  # [H_v]
+        self.dt_bias = take_float32(take, "dt_bias")
+        self.norm = take_float32(take, "norm.weight")
 
     def commit(
         self, x: Tensor, recurrent_state: Tensor, *, conv_state: Tensor

@@ -222,3 +222,123 @@ def test_placements_follow_the_bytes_on_disk_shard_by_shard(
     positions = [(p.tensor.shard.name, p.tensor.start) for p in placements]
     assert len(positions) == 84
     assert positions == sorted(positions)
+
+
+Edit = Callable[[dict[str, Tensor]], object]
+HEAD = "lm_head.weight"
+ROUTER = "model.layers.0.mlp.gate.weight"
+GATE = "model.layers.1.mlp.experts.3.gate_proj.weight"
+Q_PROJ = "model.layers.3.self_attn.q_proj.weight"
+
+
+def test_a_quantized_checkpoint_fits(quantized_folder: Path, golden_config: ModelConfig) -> None:
+    checkpoint = open_checkpoint(quantized_folder, golden_config)
+    assert (checkpoint.problems, checkpoint.notes, checkpoint.prefix) == ((), (), "model.")
+    assert checkpoint.has_diffusion
+    assert len(checkpoint.placements) == 84 + 4 * (8 * 3 - 2)
+    positions = [(p.tensor.shard.name, p.tensor.start) for p in checkpoint.placements]
+    assert positions == sorted(positions)
+
+
+@pytest.mark.parametrize(
+    ("edit", "complaint"),
+    [
+        (lambda t: t.pop(f"{HEAD}_scale"), f"1 misshapen ({HEAD}_packed lacks {HEAD}_scale)"),
+        (
+            lambda t: t.update({HEAD: torch.zeros(512, 64)}),
+            f"1 misshapen ({HEAD} is there a second time as {HEAD}_packed)",
+        ),
+        (
+            lambda t: t.update({f"{HEAD}_shape": torch.tensor([64, 512])}),
+            f"1 misshapen ({HEAD}_shape says [64, 512], expected [512, 64])",
+        ),
+        (
+            lambda t: t.update({f"{HEAD}_scale": torch.zeros(512, 5)}),
+            f"1 misshapen ({HEAD}_scale is F32 [512, 5]: 64 columns are not 5 equal groups)",
+        ),
+        (
+            lambda t: t.update({f"{Q_PROJ}_packed": torch.zeros(256, 16, dtype=torch.int64)}),
+            f"1 misshapen ({Q_PROJ}_packed is I64 [256, 16], expected I32 [256, 8] (4 bits) "
+            "or I32 [256, 16] (8 bits))",
+        ),
+        (
+            lambda t: t.update({f"{GATE}_scale": t[f"{GATE}_scale"].float()}),
+            "1 packed in another way than the other half of the expert's gate and up "
+            "(model.layers.1.mlp.experts.3.up_proj.weight)",
+        ),
+        (
+            lambda t: t.update({f"{Q_PROJ}_g_idx": torch.zeros(64, dtype=torch.int32)}),
+            f"1 surplus ({Q_PROJ}_g_idx)",
+        ),
+        (
+            lambda t: [t.pop(f"{Q_PROJ}_{part}") for part in ("packed", "scale", "shape")],
+            f"1 missing ({Q_PROJ})",
+        ),
+    ],
+    ids=["no-scale", "twice", "shape", "groups", "dtype", "halves", "surplus", "missing"],
+)
+def test_packed_misfits_are_named(
+    quantized_copy: Path,
+    golden_config: ModelConfig,
+    rewrite: Callable[[Path, Edit], None],
+    edit: Edit,
+    complaint: str,
+) -> None:
+    rewrite(quantized_copy, edit)
+    checkpoint = open_checkpoint(quantized_copy, golden_config)
+    assert checkpoint.problems == (complaint,)
+    with pytest.raises(CheckpointError, match="use the files of one and the same checkpoint"):
+        checkpoint.require_fit()
+
+
+def test_a_router_may_not_be_packed(
+    quantized_copy: Path, golden_config: ModelConfig, rewrite: Callable[[Path, Edit], None]
+) -> None:
+    def edit(tensors: dict[str, Tensor]) -> None:
+        del tensors[ROUTER]
+        for part in ("packed", "scale", "shape"):
+            tensors[f"{ROUTER}_{part}"] = tensors[f"{HEAD}_{part}"].clone()
+
+    rewrite(quantized_copy, edit)
+    missing, surplus = open_checkpoint(quantized_copy, golden_config).problems
+    assert missing == f"1 missing ({ROUTER})"
+    assert surplus == f"3 surplus ({ROUTER}_packed, {ROUTER}_scale, {ROUTER}_shape)"
+
+
+def test_a_tied_head_that_is_packed_is_a_head_of_its_own(
+    quantized_folder: Path, golden_config: ModelConfig
+) -> None:
+    tied = replace(golden_config, tie_word_embeddings=True)
+    checkpoint = open_checkpoint(quantized_folder, tied)
+    assert checkpoint.problems == ()
+    assert (HEAD, None) in checkpoint.parts
+
+
+@pytest.mark.parametrize(
+    ("method", "layout", "complaint"),
+    [
+        (
+            "gptq",
+            None,
+            "by gptq: import them with `clover-local quantize .* DESTINATION`",
+        ),
+        ("awq", "gemm", "quantized by awq: import them with"),
+        ("fp8", None, "quantized by fp8: use the unquantized checkpoint, or one of compressed-"),
+        ("bitsandbytes", None, "quantized by bitsandbytes: use the unquantized checkpoint"),
+        (
+            "compressed-tensors",
+            "float-quantized",
+            "compressed-tensors's format float-quantized: use the unquantized",
+        ),
+    ],
+)
+def test_weights_of_other_methods_are_refused_with_a_remedy(
+    golden_folder: Path,
+    golden_config: ModelConfig,
+    method: str,
+    layout: str | None,
+    complaint: str,
+) -> None:
+    config = replace(golden_config, quant_method=method, quant_format=layout)
+    with pytest.raises(CheckpointError, match=complaint):
+        open_checkpoint(golden_folder, config)

@@ -15,6 +15,7 @@ from clover_local.checkpoint.shards import (
     INDEX_NAME,
     MAX_HEADER_BYTES,
     abbreviated,
+    read_integers,
     read_shard,
     read_shards,
 )
@@ -288,3 +289,25 @@ def test_an_index_with_an_endless_name_is_damage(model_folder: Path) -> None:
     with pytest.raises(CheckpointError, match="damaged") as caught:
         read_shards(model_folder)
     assert len(str(caught.value)) < 1000
+
+
+@pytest.mark.parametrize(("version", "known"), [("1", True), ("2", False), ("x", False)])
+def test_a_newer_format_is_refused_by_a_sentence(
+    model_folder: Path, version: str, known: bool
+) -> None:
+    path = model_folder / "model.safetensors"
+    save_file(load_file(path), path, metadata={"clover_format_version": version})
+    if known:
+        (shard,) = read_shards(model_folder)
+        assert shard.metadata == {"clover_format_version": version}
+        return
+    complaint = rf"model\.safetensors has the clover_format_version {version}, .* install a newer"
+    with pytest.raises(CheckpointError, match=complaint):
+        read_shards(model_folder)
+
+
+def test_integers_are_read_with_their_sign(tmp_path: Path) -> None:
+    long, short = torch.tensor([[1, -2], [2**40, 3]]), torch.tensor([-5], dtype=torch.int32)
+    save_file({"a": torch.zeros(3), "long": long, "short": short}, tmp_path / "a.safetensors")
+    tensors = [t for t in read_shard(tmp_path / "a.safetensors").tensors if t.name != "a"]
+    assert read_integers(tensors) == {"long": (1, -2, 2**40, 3), "short": (-5,)}

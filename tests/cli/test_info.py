@@ -193,3 +193,88 @@ def test_what_is_no_folder_is_one_line(run: Run, tmp_path: Path) -> None:
     outcome = run("info", str(tmp_path / "absent"))
     assert (outcome.code, outcome.out, outcome.err.count("\n")) == (1, "", 1)
     assert "there is no folder" in outcome.err
+
+
+QUANTIZED = [
+    "BF16",
+    "INT4 g32 197 k, INT8 g32 190 k, BF16 41.2 k",
+    "bits per weight",
+    "INT4 g32 112 kB",
+    "one expert            3.46 kB",
+]
+
+
+@pytest.mark.parametrize("shown", QUANTIZED)
+def test_the_table_says_how_weights_are_quantized(
+    run: Run, quantized_folder: Path, shown: str
+) -> None:
+    outcome = run("info", str(quantized_folder))
+    assert (outcome.code, outcome.err) == (0, "")
+    assert shown in outcome.out
+
+
+def test_json_says_how_weights_are_quantized(run: Run, quantized_folder: Path) -> None:
+    values = facts(run, quantized_folder)
+    quantization = values["quantization"]
+    assert quantization["experts_bits_per_weight"] == 4.5625
+    (experts,) = quantization["summary"]["experts"]
+    assert (experts["format"], experts["group_size"], experts["numbers"]) == ("INT4", 32, 196608)
+    assert quantization["summary"]["records"][0] == [{"bytes": 3456, "experts": 8}]
+    nbytes = sum(path.stat().st_size for path in quantized_folder.glob("*.safetensors"))
+    assert values["weights"]["bytes"] == nbytes
+    assert values["weights"]["modes"] == ["denoise", "ar"]
+    assert values["parameters"]["total"] == 427804
+    assert values["problems"] == []
+
+
+def test_nothing_quantized_is_null(run: Run, golden_folder: Path) -> None:
+    assert facts(run, golden_folder)["quantization"] is None
+
+
+def test_without_its_summary_a_quantized_model_is_described_from_the_headers(
+    run: Run, quantized_copy: Path
+) -> None:
+    with_summary = facts(run, quantized_copy)
+    (quantized_copy / "clover-summary.json").unlink()
+    without = facts(run, quantized_copy)
+    assert without == with_summary
+
+
+def test_a_summary_of_other_weights_is_not_believed(run: Run, quantized_copy: Path) -> None:
+    edit_json(quantized_copy / "clover-summary.json", head=[], shards=[{"name": "a", "bytes": 1}])
+    assert facts(run, quantized_copy)["quantization"]["summary"]["head"]
+
+
+def test_a_summary_does_not_hide_a_format_that_nothing_else_reads(
+    run: Run, quantized_copy: Path
+) -> None:
+    settings = {"quant_method": "compressed-tensors", "format": "float-quantized"}
+    edit_json(quantized_copy / "config.json", quantization_config=settings)
+    result = run("info", str(quantized_copy))
+    assert result.code == 1
+    assert "format float-quantized: use the unquantized checkpoint" in result.err
+
+
+def test_the_quantization_is_known_before_the_weights_are_there(
+    run: Run, quantized_copy: Path
+) -> None:
+    for path in quantized_copy.glob("*.safetensors"):
+        path.unlink()
+    values = facts(run, quantized_copy)
+    assert values["weights"] is None
+    assert values["quantization"]["experts_bits_per_weight"] == 4.5625
+
+
+def test_weights_of_another_method_are_refused_with_the_remedy(
+    run: Run, model_folder: Path
+) -> None:
+    edit_json(model_folder / "config.json", quantization_config={"quant_method": "gptq"})
+    (problem,) = facts(run, model_folder, code=1)["problems"]
+    assert "quantized by gptq: import them with `clover-local quantize" in problem
+
+
+def test_an_unfinished_quantization_says_how_to_go_on(run: Run, tmp_path: Path) -> None:
+    (tmp_path / ".quantize").mkdir()
+    outcome = run("info", str(tmp_path))
+    assert outcome.code == 1
+    assert "run the same `clover-local quantize` again" in outcome.err

@@ -232,3 +232,51 @@ def test_a_broken_generation_config_is_an_error(run: Run, model_folder: Path) ->
     outcome = run("verify", str(model_folder))
     assert outcome.code == 1
     assert "eos_token_id 99999" in outcome.err
+
+
+def test_a_quantized_model_is_right_and_its_integers_are_no_floats(
+    run: Run, quantized_copy: Path
+) -> None:
+    path = quantized_copy / "model-00001-of-00005.safetensors"
+    tensors = load_file(path)
+    words = tensors["model.layers.0.mlp.experts.0.up_proj.weight_packed"]
+    words.fill_(0x7F807F80)  # infinities, if they were read as BF16
+    save_file(tensors, path)
+    (quantized_copy / "clover-summary.json").unlink()
+    outcome = run("verify", str(quantized_copy))
+    assert outcome.code == 0
+    assert "WRONG" not in outcome.out
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")], ids=str)
+def test_a_scale_that_is_no_number_is_named(run: Run, quantized_copy: Path, value: float) -> None:
+    path = quantized_copy / "model-00003-of-00005.safetensors"
+    name = "model.layers.2.mlp.experts.7.down_proj.weight_scale"
+    tensors = load_file(path)
+    tensors[name][3, 0] = value
+    save_file(tensors, path)
+    outcome = run("verify", str(quantized_copy))
+    assert outcome.code == 1
+    assert f"{path.name}  holds NaN or infinity in {name}\n" in outcome.out
+
+
+def test_a_packed_matrix_that_does_not_fit_is_wrong_as_a_whole(
+    run: Run, quantized_copy: Path
+) -> None:
+    path = quantized_copy / "model-00005-of-00005.safetensors"
+    tensors = load_file(path)
+    tensors["lm_head.weight_shape"] = torch.tensor([512, 63])
+    save_file(tensors, path)
+    outcome = run("verify", str(quantized_copy))
+    assert outcome.code == 1
+    assert "lm_head.weight_shape says [512, 63], expected [512, 64]" in outcome.err
+
+
+def test_a_summary_of_other_weights_is_wrong(run: Run, quantized_copy: Path) -> None:
+    path = quantized_copy / "clover-summary.json"
+    values = json.loads(path.read_text(encoding="utf-8"))
+    values["embedding"][0]["bytes"] += 2
+    path.write_text(json.dumps(values), encoding="utf-8")
+    outcome = run("verify", str(quantized_copy))
+    assert outcome.code == 1
+    assert "clover-summary.json describes other weights: remove it" in outcome.err

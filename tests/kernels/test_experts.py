@@ -1,12 +1,16 @@
 """The routed experts against one row and one expert at a time."""
 
+from collections.abc import Sequence
+
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from clover_local.kernels.experts import expert_mlp
+from clover_local.kernels.experts import ExpertMatrices, expert_mlp
+from clover_local.kernels.int4 import pack
 from clover_local.kernels.linear import blocked_weight
+from clover_local.kernels.packed import PackedWeight, Weight
 from clover_local.kernels.route import Routing, route
 
 
@@ -78,3 +82,74 @@ def test_bfloat16_rows_are_summed_in_float32() -> None:
     assert out.dtype == torch.float32
     expected = one_by_one(x, routing, gate_up=gate_up, down=down)
     torch.testing.assert_close(out, expected, rtol=0.01, atol=0.01)
+
+
+def packed_experts(rows: int, columns: int, *, bits: int, group_size: int) -> list[PackedWeight]:
+    torch.manual_seed(rows + bits)
+    half = 1 << bits - 1
+    return [
+        PackedWeight(
+            pack(torch.randint(-half, half, (rows, columns)), bits),
+            (0.5 + torch.rand(rows, columns // group_size)).bfloat16() * (columns**-0.5 / half),
+            None,
+            bits,
+            group_size,
+        )
+        for _ in range(7)
+    ]
+
+
+def plain(weights: Sequence[Weight]) -> list[Tensor]:
+    return [w if isinstance(w, Tensor) else w.dequantize() for w in weights]
+
+
+DOWN4 = packed_experts(96, 32, bits=4, group_size=32)
+DOWN8 = packed_experts(96, 32, bits=8, group_size=32)
+
+
+@pytest.mark.parametrize("rows", [1, 2, 33, 300])
+@pytest.mark.parametrize("down", [DOWN4, DOWN8], ids=["down4", "down8"])
+def test_packed_experts_agree_with_their_plain_values(rows: int, down: list[PackedWeight]) -> None:
+    gate_up = packed_experts(64, 96, bits=4, group_size=32)
+    x, routing = torch.randn(rows, 96), route(torch.randn(rows, 7), top_k=3)
+    out = expert_mlp(x, routing, gate_up=gate_up, down=down)
+    expected = one_by_one(x, routing, gate_up=plain(gate_up), down=plain(down))
+    torch.testing.assert_close(out, expected, rtol=1e-5, atol=1e-5)
+
+
+def test_experts_of_a_layer_may_have_different_formats() -> None:
+    mixed: list[Weight] = [
+        *packed_experts(64, 96, bits=4, group_size=32)[:2],
+        *packed_experts(64, 96, bits=8, group_size=16)[:2],
+        *packed_experts(64, 96, bits=4, group_size=48)[:1],  # of a size that no kernel knows
+        *plain(packed_experts(64, 96, bits=8, group_size=16)[2:4]),
+    ]
+    x, routing = torch.randn(41, 96), route(torch.randn(41, 7), top_k=3)
+    out = expert_mlp(x, routing, gate_up=mixed, down=DOWN4)
+    expected = one_by_one(x, routing, gate_up=plain(mixed), down=plain(DOWN4))
+    torch.testing.assert_close(out, expected, rtol=1e-5, atol=1e-5)
+    few = Routing(torch.tensor([[1, -1], [5, 0]]), torch.tensor([[1.0, 0.0], [0.5, 0.5]]))
+    out = expert_mlp(x[:2], few, gate_up=mixed, down=DOWN4)
+    expected = one_by_one(x[:2], few, gate_up=plain(mixed), down=plain(DOWN4))
+    torch.testing.assert_close(out, expected, rtol=1e-5, atol=1e-5)
+
+
+def test_packed_rows_have_the_same_bits_in_any_company() -> None:
+    gate_up = ExpertMatrices(packed_experts(64, 96, bits=4, group_size=32))
+    down = ExpertMatrices(DOWN8)
+    x, logits = torch.randn(37, 96), torch.randn(37, 7)
+    out = expert_mlp(x, route(logits, top_k=2), gate_up=gate_up, down=down)
+    order = torch.randperm(37)
+    moved = expert_mlp(x[order], route(logits[order], top_k=2), gate_up=gate_up, down=down)
+    assert torch.equal(moved, out[order])
+    alone = expert_mlp(x[:1], route(logits[:1], top_k=2), gate_up=gate_up, down=down)
+    assert torch.equal(alone, out[:1])
+
+
+def test_rows_that_use_no_expert_get_zeros() -> None:
+    gate_up = packed_experts(64, 96, bits=4, group_size=32)
+    nobody = Routing(torch.full((3, 2), -1), torch.zeros(3, 2))
+    x = torch.randn(3, 96)
+    for convert in (list, plain):
+        out = expert_mlp(x, nobody, gate_up=convert(gate_up), down=convert(DOWN4))
+        assert torch.equal(out, torch.zeros(3, 96))

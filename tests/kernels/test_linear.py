@@ -33,8 +33,10 @@ def test_rows_may_be_strided() -> None:
 def test_only_large_float32_weights_are_blocked() -> None:
     large = torch.randn(LARGE)
     small = torch.randn(3, BLOCKED_ELEMENTS // 4)
-    assert blocked_weight(large).is_mkldnn
-    assert blocked_weight(large).shape == large.shape
+    blocked = blocked_weight(large)
+    assert isinstance(blocked, torch.Tensor)
+    assert blocked.is_mkldnn
+    assert blocked.shape == large.shape
     assert blocked_weight(small) is small
     half = large.bfloat16()
     assert blocked_weight(half) is half

@@ -38,3 +38,18 @@ def demo_batches(demo_network: ModuleType) -> ModuleType:
 @pytest.fixture(scope="session")
 def train_demo(demo_init: ModuleType, demo_batches: ModuleType) -> ModuleType:
     return load_recipe("train_demo")
+
+
+@pytest.fixture(scope="session")
+def demo_calibration_texts() -> ModuleType:
+    return load_recipe("demo_calibration_texts")
+
+
+@pytest.fixture(scope="session")
+def quantization_cost() -> ModuleType:
+    return load_recipe("quantization_cost")
+
+
+@pytest.fixture(scope="session")
+def evaluate_quantization() -> ModuleType:
+    return load_recipe("evaluate_quantization")

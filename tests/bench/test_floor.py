@@ -1,15 +1,15 @@
-"""The bench counts what a forward reads, and times every kind of forward once."""
+"""The bench counts what a forward reads."""
 
 import math
 
 import pytest
-import torch
 
-from clover_local.bench import Operator, Rates, measure, operators, random_model, real_layers
+from clover_local.bench.floor import Operator, Rates, Widths, operators
+from clover_local.bench.models import real_layers
 from clover_local.checkpoint.parameters import count_parameters, parameter_shapes
 from clover_local.config import ModelConfig
-from clover_local.model.clover import Clover
 
+FLOAT32 = Widths(trunk=4, experts=4, head=4, cache=4)
 NOT_PRODUCTS = ("embed_tokens", "norm", "conv", "A_log", "dt_bias", "bd_softmax")
 
 
@@ -27,7 +27,7 @@ def test_the_bytes_of_all_products_are_the_bytes_of_all_their_weights(
         committed=0,
         expert_uses=1,
         distinct=golden_config.num_experts * golden_config.num_hidden_layers,
-        width=4,
+        widths=FLOAT32,
     )
     state = {"GDN state", "attention"}
     assert sum(part.bytes for part in parts if part.name not in state) == 4 * weights
@@ -36,7 +36,7 @@ def test_the_bytes_of_all_products_are_the_bytes_of_all_their_weights(
 def test_a_token_of_the_real_layers_multiplies_with_the_active_parameters() -> None:
     config = real_layers()
     uses = config.num_experts_per_tok * config.num_hidden_layers
-    parts = operators(config, rows=1, committed=0, expert_uses=uses, distinct=uses, width=4)
+    parts = operators(config, rows=1, committed=0, expert_uses=uses, distinct=uses, widths=FLOAT32)
     products = sum(p.flops for p in parts if p.name not in {"GDN state", "attention"}) / 2
     active = count_parameters(config, diffusion=False).active
     assert products == pytest.approx(active, rel=1e-3)  # norms, convolutions and gates are the rest
@@ -51,32 +51,28 @@ def test_the_floor_of_an_operator_is_its_slower_side() -> None:
 def test_more_rows_multiply_more_and_read_the_same() -> None:
     config = real_layers()
     one, many = (
-        operators(config, rows=rows, committed=0, expert_uses=rows, distinct=1, width=4)[0]
+        operators(config, rows=rows, committed=0, expert_uses=rows, distinct=1, widths=FLOAT32)[0]
         for rows in (1, 64)
     )
     assert one.bytes == many.bytes
     assert many.flops == 64 * one.flops
 
 
-def test_every_kind_of_forward_is_timed_beside_its_floor(random_model_of_golden: Clover) -> None:
-    report = measure(random_model_of_golden, repeats=1)
-    assert [forward.name for forward in report.forwards] == ["pass", "commit", "AR token"]
-    for forward in report.forwards:
-        assert forward.milliseconds > 0
-        floor = sum(map(report.rates.seconds, forward.operators))
-        assert forward.ratio == pytest.approx(forward.milliseconds / (1000 * floor))
-        assert 1 <= forward.distinct_experts <= random_model_of_golden.config.num_experts
-    assert report.forwards[2].distinct_experts == 2  # one row uses the experts of one token
-    json = report.to_json()
-    assert isinstance(json["forwards"], list)
-    assert json["forwards"][0]["rows"] == 32
-
-
-@pytest.fixture
-def random_model_of_golden(golden_config: ModelConfig, monkeypatch: pytest.MonkeyPatch) -> Clover:
-    """A random model of the golden shapes; the reference products are small."""
-    monkeypatch.setattr("clover_local.bench.READ_BYTES", 1 << 16)
-    monkeypatch.setattr("clover_local.bench.CUBE", 16)
-    model = random_model(golden_config, seed=3)
-    assert model.embedding.dtype == torch.float32
-    return model
+def test_a_narrower_part_reads_fewer_bytes() -> None:
+    config = real_layers()
+    wide, narrow = (
+        {
+            part.name: part
+            for part in operators(
+                config, rows=1, committed=8, expert_uses=8, distinct=8, widths=widths
+            )
+        }
+        for widths in (FLOAT32, Widths(trunk=1, experts=0.5, head=2, cache=4))
+    )
+    ratios = {name: narrow[name].bytes / part.bytes for name, part in wide.items()}
+    assert ratios["experts"] == 1 / 8
+    assert ratios["lm_head"] == 1 / 2
+    for name in ("GDN state", "attention", "router"):
+        assert ratios.pop(name) == 1
+    assert set(ratios.values()) == {1 / 8, 1 / 2, 1 / 4}
+    assert all(narrow[name].flops == part.flops for name, part in wide.items())

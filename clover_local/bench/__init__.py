@@ -1,0 +1,1 @@
+"""How fast forwards are on this machine, beside the least time that they could take."""
