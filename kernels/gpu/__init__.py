@@ -1,0 +1,1 @@
+"""Triton kernels: one file each, every one defined by a plain operator beside this package."""

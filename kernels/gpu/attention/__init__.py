@@ -1,0 +1,1 @@
+"""Attention over committed rows and those of a pass, and their cache."""

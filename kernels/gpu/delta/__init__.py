@@ -1,0 +1,1 @@
+"""What a gated DeltaNet layer does between its projections."""

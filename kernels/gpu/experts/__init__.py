@@ -1,0 +1,1 @@
+"""Grouped products over the experts of a layer, whose records lie in slots."""

@@ -1,0 +1,1 @@
+"""From logits to tokens and to what a row of logits says about them."""
