@@ -16,8 +16,9 @@ nothing else. Nothing here asks how much memory is free: the same limit gives th
 machine. (The result does not depend on the plan at all: see `quant/pipeline/experts.py`.)
 """
 
-import ctypes
 import re
+import reprlib
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -54,8 +55,7 @@ LOGITS = 6  # of a chunk of logits: of two models, as probabilities, in sums
 ROW_FILES = 3  # rows of all sequences on disk: before a layer, behind its mixer, and one more
 SOURCE_FILES = 4  # and of the source: before and behind the layer, behind its mixer, of experts
 
-M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # of mallopt(3)
-
+_LONGEST_SIZE = 20  # characters
 _SIZE = re.compile(r"(?P<number>\d+(?:\.\d+)?)\s*(?P<unit>[kmgt]?)(?P<binary>i?)b?", re.IGNORECASE)
 _POWERS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
 
@@ -151,8 +151,8 @@ def parse_size(text: str) -> int:
         SettingsError: no size.
     """
     match = _SIZE.fullmatch(text.strip())
-    if match is None or (match["binary"] and not match["unit"]):
-        raise SettingsError(f"{text!r} is no size: use a number with MiB or GiB, such as 12GiB")
+    if match is None or (match["binary"] and not match["unit"]) or len(text) > _LONGEST_SIZE:
+        raise SettingsError(f"{reprlib.repr(text)} is no size: use a number with MiB or GiB, such as 12GiB")
     base = 1024 if match["binary"] else 1000
     return int(float(match["number"]) * base ** _POWERS[match["unit"].lower()])
 
@@ -161,17 +161,6 @@ def shown(nbytes: int) -> str:
     """A number of bytes as `--memory` takes it, rounded up to whole MiB."""
     mib = -(-nbytes // MIB)
     return f"{mib // 1024}GiB" if mib % 1024 == 0 else f"{mib}MiB"
-
-
-def return_freed_memory() -> None:
-    """Lets this process give freed blocks back at once, where the C library is glibc.
-
-    By itself it keeps blocks of up to 32 MB for later: hundreds of MiB that nobody asked for.
-    """
-    change = getattr(ctypes.CDLL(None), "mallopt", None)
-    if change is not None:
-        for option in (M_MMAP_THRESHOLD, M_TRIM_THRESHOLD):
-            change(option, MIB)
 
 
 def peak_resident() -> int | None:

@@ -91,7 +91,7 @@ def quantize(
     quiet: QuietOpt = False,
 ) -> None:
     """Quantize MODEL to INT4 in the folder DEST; the same command continues after a stop."""
-    from clover_local.quant.memory import parse_size, return_freed_memory
+    from clover_local.quant.memory import parse_size
     from clover_local.quant.pipeline.source import ForeignSource, open_source
     from clover_local.session import check_device
 
@@ -111,7 +111,6 @@ def quantize(
         evaluation_tokens=evaluation_tokens,
     )
     opened = open_source(source)
-    return_freed_memory()
     for note in opened.notes:
         console.note(f"note: {note}")
     request = _Request(destination, choices, place.type, calibration, limit, _given(call))
@@ -227,7 +226,10 @@ def _show(outcome: Outcome) -> None:
     values = outcome.report
     if outcome.was_finished:
         console.text(f"{outcome.folder} is finished already: nothing to do")
-    console.show_table("Experts: relative output error, median over a layer", table(values))
+    console.show_table(
+        "Experts: relative output error, median over a layer (of gptq: from its corrected target)",
+        table(values),
+    )
     sizes = values["size"]
     rows: list[tuple[object, ...]] = [
         ("bits per weight", f"{sizes['bits_per_weight']:.2f}"),
@@ -245,6 +247,8 @@ def _comparison_rows(evaluation: Mapping[str, Any]) -> Iterator[tuple[object, ..
     for ratio, kl in evaluation["kl_masked"].items():
         if kl is not None:
             yield f"KL in nats, masked rows at ratio {ratio}", f"{kl:.5f}"
+    if evaluation["kl_masked_mean"] is not None:
+        yield "KL in nats, all masked rows", f"{evaluation['kl_masked_mean']:.5f}"
     flips = evaluation["accepted_flip_rate"]
     if flips is not None:
         yield "flips among accepted rows", f"{100 * flips:.2f} %"

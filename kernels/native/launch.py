@@ -16,8 +16,10 @@ from clover_local.kernels.native.parallel import run
 from clover_local.kernels.native.unpack import ScaleKind, Variant
 from clover_local.kernels.packed import PackedWeight
 
-BLOCK = 32
-"""Rows of a weight that a thread takes at a time."""
+BLOCK, LEAST_BLOCK = 128, 32
+"""Rows of a weight that a thread takes at a time: many, for each start costs a wait for memory."""
+SHARES = 4
+"""Blocks that each thread should get at least, so that all end at about the same time."""
 AHEAD_BYTES = 8192
 """Words are asked for this long, or a tile, before they are used."""
 CHUNK_COLUMNS = 512
@@ -131,7 +133,8 @@ def multiply(
         out: [R, N] float32; rows that no job makes stay as they are.
     """
     n, k = layout.shape
-    blocks = -(-n // BLOCK)
+    block = _block(n * len(jobs))
+    blocks = -(-n // block)
     if layout.group_size <= MOST_CHUNK_COLUMNS:
         direct_rows = kernel.target.shape.direct_rows
         chunk_groups = max(1, CHUNK_COLUMNS // layout.group_size)
@@ -145,7 +148,7 @@ def multiply(
             Call.TILES: blocks * len(jobs),
             Call.JOBS: jobs.ctypes.data,
             Call.BLOCKS: blocks,
-            Call.BLOCK: BLOCK,
+            Call.BLOCK: block,
             Call.N: n,
             Call.K: k,
             Call.ROW_BYTES: row_bytes,
@@ -163,6 +166,12 @@ def multiply(
     )
     small = len(x_rows) * n * k <= SMALL_WORK
     run(kernel.worker, call, tasks=1 if small else blocks * len(jobs))
+
+
+def _block(rows: int) -> int:
+    """How many of all `rows` of the weights a thread takes at a time."""
+    share = rows // (SHARES * torch.get_num_threads())
+    return min(max(share // LEAST_BLOCK, 1) * LEAST_BLOCK, BLOCK)
 
 
 def _integers(fields: dict[int, int]) -> ctypes.Array[ctypes.c_int64]:

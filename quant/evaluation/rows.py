@@ -19,6 +19,7 @@ from clover_local.errors import CloverError
 from clover_local.kernels.packed import Weight
 from clover_local.model.clover import Head
 from clover_local.quant import stream
+from clover_local.quant.allocator import give_back
 from clover_local.quant.calibration import CalibrationSequence
 from clover_local.quant.grouped import GroupedExperts, places, through_layer
 from clover_local.session import OpenModel
@@ -157,6 +158,7 @@ def _through_layer(
         buffer[passed.place] = passed.behind.joined.cpu()
         used = passed.inputs.routing.expert_ids.flatten() + 1  # -1 stands for none
         counts += used.bincount(minlength=len(counts)).cpu()
+    give_back()
     if not int(counts[1:].sum()):
         raise CloverError(f"layer {layer} of {model.name} saw no row: report this as a fault")
     return tuple(counts[1:].tolist())

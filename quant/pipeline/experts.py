@@ -18,6 +18,7 @@ from torch import Tensor
 
 from clover_local.errors import CloverError
 from clover_local.kernels.packed import Weight
+from clover_local.quant.allocator import give_back
 from clover_local.quant.drift import corrected
 from clover_local.quant.gptq import gptq_quantize
 from clover_local.quant.hessian import outer, relative_error, shrink
@@ -103,6 +104,7 @@ def quantize_experts(
             means = _means(sums.pop(0), counts[batch.start : batch.stop], pooled_down)
             for down in downs:
                 down.add(weight, means, batch)
+        give_back()
         on_progress(end / rows.num_experts)
     return _result(gate_up, downs, limit=recipe.down_error_limit)
 

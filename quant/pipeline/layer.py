@@ -19,6 +19,7 @@ from clover_local.kernels.packed import PackedWeight, Weight
 from clover_local.kernels.route import Routing
 from clover_local.model.clover import Layer
 from clover_local.quant import stream
+from clover_local.quant.allocator import give_back
 from clover_local.quant.calibration import CalibrationSequence
 from clover_local.quant.memory import PIECE_NUMBERS, MemoryPlan
 from clover_local.quant.pipeline.experts import quantize_experts
@@ -122,11 +123,13 @@ class LayerRun:
                 source_behind,
                 on_progress=lambda share: self.on_progress(SOURCE_SHARE * share),
             )
+            give_back()
         trunk, tensors = round_trunk(self.source.layer(self.layer), recipe)
         self._built = stream.build_layer(
             config, trunk, layer=self.layer, experts=_None(), device=recipe.device
         )
         routed = self._mix(self._built)
+        give_back()
         experts = quantize_experts(
             routed,
             lambda chosen: self.source.experts(self.layer, chosen),
@@ -167,6 +170,7 @@ class LayerRun:
                 writer.append(stream.finish(rows, inputs, routed).joined)
                 done = start / starts[-1]
                 self.on_progress(EXPERTS_SHARE + (1 - EXPERTS_SHARE) * done)
+        give_back()
 
     def remove_inputs(self) -> None:
         """Deletes the files that only the layer's experts needed."""

@@ -39,7 +39,7 @@ class RowFile:
             CheckpointError: the file is shorter, or cannot be read.
         """
         rows = torch.empty(end - start, self.width)
-        view = memoryview(rows.flatten().view(torch.uint8).numpy())
+        view = rows.flatten().view(torch.uint8).numpy().data
         try:
             with self.path.open("rb", buffering=0) as file:
                 file.seek(start * self.row_bytes)
@@ -96,7 +96,7 @@ class RowWriter:
     def append(self, rows: Tensor) -> None:
         """Writes rows [N, D], any device and float dtype."""
         content = rows.to("cpu", torch.float32).contiguous().flatten().view(torch.uint8)
-        view = memoryview(content.numpy())
+        view = content.numpy().data
         while view:
             view = view[os.write(self.descriptor, view) :]
 

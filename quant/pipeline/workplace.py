@@ -51,7 +51,7 @@ class Workplace:
         if not os.path.lexists(self.destination):
             return
         if not self.destination.is_dir():
-            raise CheckpointError(f"{self.destination} is a file: use another folder")
+            raise CheckpointError(f"{self.destination} is no folder: use another one")
         names = {path.name for path in self.destination.iterdir()}
         if CONFIG_NAME in names and REPORT_NAME not in names:
             raise CheckpointError(f"{self.destination} holds another checkpoint: {_ANOTHER}")

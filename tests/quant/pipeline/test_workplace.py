@@ -73,7 +73,7 @@ def test_what_others_left_is_refused(place: Workplace, name: str, message: str) 
 
 def test_file_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(CheckpointError, match="file is a file: use another folder"):
+    with pytest.raises(CheckpointError, match="file is no folder: use another one"):
         Workplace(tmp_path / "file").check_foreign()
 
 
