@@ -18,7 +18,6 @@ machine. (The result does not depend on the plan at all: see `quant/pipeline/exp
 
 import re
 import reprlib
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -152,7 +151,9 @@ def parse_size(text: str) -> int:
     """
     match = _SIZE.fullmatch(text.strip())
     if match is None or (match["binary"] and not match["unit"]) or len(text) > _LONGEST_SIZE:
-        raise SettingsError(f"{reprlib.repr(text)} is no size: use a number with MiB or GiB, such as 12GiB")
+        raise SettingsError(
+            f"{reprlib.repr(text)} is no size: use a number with MiB or GiB, such as 12GiB"
+        )
     base = 1024 if match["binary"] else 1000
     return int(float(match["number"]) * base ** _POWERS[match["unit"].lower()])
 

@@ -145,7 +145,9 @@ def test_size_as_text(text: str, nbytes: int) -> None:
     assert parse_size(text) == nbytes
 
 
-@pytest.mark.parametrize("text", ["", "many", "-1GiB", "12 Gi B", "1e9", "5i", "GiB", "9" * 400 + "TiB"])
+@pytest.mark.parametrize(
+    "text", ["", "many", "-1GiB", "12 Gi B", "1e9", "5i", "GiB", "9" * 400 + "TiB"]
+)
 def test_what_is_no_size_is_refused(text: str) -> None:
     with pytest.raises(SettingsError, match="is no size: use a number with MiB or GiB"):
         parse_size(text)
