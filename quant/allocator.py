@@ -6,13 +6,19 @@ but then two fifths of the time went to the pages (measured); so it is told at t
 """
 
 import ctypes
+import sys
 from collections.abc import Callable
+from functools import cache
 
 
 def give_back() -> None:
     """Returns what is free, where the C library is glibc."""
-    if _trim is not None:
-        _trim(0)
+    trim = _trim()
+    if trim is not None:
+        trim(0)
 
 
-_trim: Callable[[int], int] | None = getattr(ctypes.CDLL(None), "malloc_trim", None)
+@cache
+def _trim() -> Callable[[int], int] | None:
+    """malloc_trim(3); None where the C library has none."""
+    return getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
