@@ -28,7 +28,7 @@ from clover_local.quant.pipeline.rows import RowFiles
 from clover_local.quant.pipeline.shards import layer_tensors, outer_tensors
 from clover_local.quant.pipeline.source import CONFIG_NAME, ForeignSource, PlainSource, Source
 from clover_local.quant.pipeline.work import Importing, Quantizing, Work
-from clover_local.quant.pipeline.workplace import REPORT_NAME, Workplace, check_apart
+from clover_local.quant.pipeline.work_folder import REPORT_NAME, WorkFolder, check_apart
 from clover_local.quant.profiles import Recipe
 from clover_local.quant.report import (
     LayerReport,
@@ -122,16 +122,16 @@ def import_quantized(
     )
 
 
-def _place(source: Source, destination: Path) -> Workplace:
+def _place(source: Source, destination: Path) -> WorkFolder:
     check_apart(source.folder, destination)
-    place = Workplace(destination)
+    place = WorkFolder(destination)
     place.check_foreign()
     return place
 
 
 def _carry_out(
     work: Work,
-    place: Workplace,
+    place: WorkFolder,
     manifest: Manifest,
     *,
     needed: int,
@@ -152,12 +152,12 @@ def _carry_out(
 
 
 class _Job:
-    """One run over a locked workplace."""
+    """One run over a locked work folder."""
 
     def __init__(
         self,
         work: Work,
-        place: Workplace,
+        place: WorkFolder,
         manifest: Manifest,
         *,
         notes: tuple[str, ...],

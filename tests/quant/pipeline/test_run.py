@@ -20,7 +20,7 @@ from clover_local.quant.pipeline import run
 from clover_local.quant.pipeline.layer import Calibration
 from clover_local.quant.pipeline.run import Listener, Outcome
 from clover_local.quant.pipeline.source import PlainSource, open_source
-from clover_local.quant.pipeline.workplace import Workplace
+from clover_local.quant.pipeline.work_folder import WorkFolder
 from clover_local.quant.profiles import Recipe
 from clover_local.quant.report import LayerReport
 from clover_local.session import open_model
@@ -97,7 +97,7 @@ def test_stop_at_any_of_the_last_renames_gives_the_same_bytes(
     recipe = make_recipe(tokens=100)
     whole = contents(quantize_golden("whole", recipe=recipe).folder)
     with monkeypatch.context() as patch:
-        patch.setattr(Workplace, "finish", lambda place: None)
+        patch.setattr(WorkFolder, "finish", lambda place: None)
         with pytest.raises(CloverError):  # its report is not where it will be
             quantize_golden("complete", recipe=recipe)
     step, finished = 0, False

@@ -9,18 +9,18 @@ import pytest
 from clover_local.config import UNFINISHED_NAME
 from clover_local.errors import CheckpointError
 from clover_local.quant.pipeline.manifest import MADE_FROM, Manifest
-from clover_local.quant.pipeline.workplace import REPORT_NAME, Workplace, check_apart
+from clover_local.quant.pipeline.work_folder import REPORT_NAME, WorkFolder, check_apart
 
 MANIFEST = Manifest(source={"a": "1"}, arguments={"method": "gptq"}, calibration="")
 OTHER = replace(MANIFEST, arguments={"method": "rtn"})
 
 
 @pytest.fixture
-def place(tmp_path: Path) -> Workplace:
-    return Workplace(tmp_path / "deep" / "result")
+def place(tmp_path: Path) -> WorkFolder:
+    return WorkFolder(tmp_path / "deep" / "result")
 
 
-def finished(place: Workplace, manifest: Manifest = MANIFEST) -> None:
+def finished(place: WorkFolder, manifest: Manifest = MANIFEST) -> None:
     place.destination.mkdir(parents=True)
     (place.destination / "config.json").write_text("{}")
     report = {MADE_FROM: manifest.to_json()}
@@ -48,7 +48,7 @@ def test_neighbours_are_apart(tmp_path: Path) -> None:
     check_apart(tmp_path / "model", tmp_path / "model-int4")
 
 
-def test_new_and_empty_folders_are_welcome(place: Workplace) -> None:
+def test_new_and_empty_folders_are_welcome(place: WorkFolder) -> None:
     place.check_foreign()
     assert not place.is_finished(MANIFEST)
     place.destination.mkdir(parents=True)
@@ -64,7 +64,7 @@ def test_new_and_empty_folders_are_welcome(place: Workplace) -> None:
         (".hidden", r"holds other files \(.hidden\)"),
     ],
 )
-def test_what_others_left_is_refused(place: Workplace, name: str, message: str) -> None:
+def test_what_others_left_is_refused(place: WorkFolder, name: str, message: str) -> None:
     place.destination.mkdir(parents=True)
     (place.destination / name).write_text("{}")
     with pytest.raises(CheckpointError, match=message):
@@ -74,10 +74,10 @@ def test_what_others_left_is_refused(place: Workplace, name: str, message: str) 
 def test_file_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(CheckpointError, match="file is no folder: use another one"):
-        Workplace(tmp_path / "file").check_foreign()
+        WorkFolder(tmp_path / "file").check_foreign()
 
 
-def test_finished_result_is_known_by_its_report(place: Workplace) -> None:
+def test_finished_result_is_known_by_its_report(place: WorkFolder) -> None:
     finished(place)
     place.check_foreign()
     assert place.is_finished(MANIFEST)
@@ -85,14 +85,14 @@ def test_finished_result_is_known_by_its_report(place: Workplace) -> None:
         place.is_finished(OTHER)
 
 
-def test_report_of_something_else_is_refused(place: Workplace) -> None:
+def test_report_of_something_else_is_refused(place: WorkFolder) -> None:
     finished(place)
     (place.destination / REPORT_NAME).write_text("{}")
     with pytest.raises(CheckpointError, match="holds another checkpoint"):
         place.is_finished(MANIFEST)
 
 
-def test_unfinished_work_is_continued_only_with_its_own_manifest(place: Workplace) -> None:
+def test_unfinished_work_is_continued_only_with_its_own_manifest(place: WorkFolder) -> None:
     with place.locked():
         place.manifest.write_text(json.dumps(MANIFEST.to_json()))
     (place.destination / "model-00001-of-00002.safetensors").write_bytes(b"")
@@ -102,17 +102,17 @@ def test_unfinished_work_is_continued_only_with_its_own_manifest(place: Workplac
         place.check_unfinished(OTHER)
 
 
-def test_second_process_is_refused(place: Workplace) -> None:
+def test_second_process_is_refused(place: WorkFolder) -> None:
     with place.locked():
-        second = Workplace(place.destination)
+        second = WorkFolder(place.destination)
         with pytest.raises(CheckpointError, match="another process is quantizing"), second.locked():
             pass
-    with Workplace(place.destination).locked():
+    with WorkFolder(place.destination).locked():
         pass
 
 
 def test_lock_on_a_file_that_is_gone_counts_for_nothing(
-    place: Workplace, monkeypatch: pytest.MonkeyPatch
+    place: WorkFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lock = place.root / "lock"
     monkeypatch.setattr("fcntl.flock", lambda file, how: lock.unlink())
@@ -121,7 +121,7 @@ def test_lock_on_a_file_that_is_gone_counts_for_nothing(
 
 
 def test_finish_renames_config_last_and_leaves_nothing_else(
-    place: Workplace, monkeypatch: pytest.MonkeyPatch
+    place: WorkFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     renamed: list[str] = []
     rename = Path.rename
@@ -140,7 +140,7 @@ def test_finish_renames_config_last_and_leaves_nothing_else(
     assert not (place.destination / UNFINISHED_NAME).exists()
 
 
-def test_room_on_the_disk_is_checked_less_what_is_there(place: Workplace) -> None:
+def test_room_on_the_disk_is_checked_less_what_is_there(place: WorkFolder) -> None:
     with place.locked():
         (place.output / "shard").write_bytes(b"x" * 1000)
         place.require_room(1000)

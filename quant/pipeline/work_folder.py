@@ -30,7 +30,7 @@ REPORT_NAME = "quantization_report.json"
 _ANOTHER = "use another folder, or delete this one"
 
 
-class Workplace:
+class WorkFolder:
     """The destination of one run."""
 
     def __init__(self, destination: Path) -> None:
