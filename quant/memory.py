@@ -33,6 +33,8 @@ DEFAULT_LIMIT = 12 << 30
 
 BASELINE = 384 * MIB
 """Seen: 232 MiB once all is imported, 350 to 380 once every kind of product has run once."""
+HEAP_SHARE = 0.4
+"""Of what is in use: freed memory that the C library may keep (0.3 seen at a limit of 1 GiB)."""
 CHUNK_ROWS = 2048
 """Rows of a layer's input that are worked on together. Part of the result: sums run by chunks."""
 BATCH_BYTES = {"cpu": 16 * MIB, "cuda": 1 << 30}
@@ -67,6 +69,8 @@ class MemoryPlan:
     wave: int  # experts whose Hessians are there together: batches, or all
     waves: int
     stages: Mapping[str, int]
+    is_tight: bool
+    """Whether the limit leaves no room for freed memory that the C library keeps."""
 
     @property
     def peak(self) -> int:
@@ -105,7 +109,9 @@ def plan_waves(config: ModelConfig, recipe: Recipe, *, limit: int, rows: int) ->
     batches = 1 + (limit - stages["experts"]) // (batch * per_expert)
     wave = min(batches * batch, count)
     stages["experts"] += (wave - batch) * per_expert
-    return MemoryPlan(batch, wave, -(-count // wave), stages)
+    peak = max(stages.values())
+    is_tight = peak + int(HEAP_SHARE * (peak - BASELINE)) > limit
+    return MemoryPlan(batch, wave, -(-count // wave), stages, is_tight)
 
 
 def check_import(config: ModelConfig, nbytes: int, *, limit: int) -> None:

@@ -16,7 +16,7 @@ from torch import Tensor
 from clover_local.cache import SequenceState
 from clover_local.checkpoint.parameters import PARAMETERS
 from clover_local.config import ModelConfig
-from clover_local.experts import Experts, ResidentExperts
+from clover_local.experts import Experts
 from clover_local.kernels import dispatch
 from clover_local.kernels.packed import Weight
 from clover_local.kernels.route import Routing
@@ -74,18 +74,12 @@ class LayerExperts:
                 kind.append(
                     weight.to(device, dtype) if isinstance(weight, Tensor) else weight.to(device)
                 )
-        gate_up, down = (_drained(kind) for kind in placed)
-        self._experts = ResidentExperts([(gate_up, down)])
+        # Not as `ResidentExperts` keeps them: that layout is for few rows at a time.
+        self._gate_up, self._down = (dispatch.ExpertMatrices(kind) for kind in placed)
 
     def forward(self, layer: int, x: Tensor, *, routing: Routing) -> Tensor:
         """See `Experts.forward`; `layer` does not matter."""
-        return self._experts.forward(0, x, routing=routing)
-
-
-def _drained(weights: list[Weight]) -> Iterator[Weight]:
-    """The weights, each let go before the next is taken."""
-    while weights:
-        yield weights.pop(0)
+        return dispatch.expert_mlp(x, routing, gate_up=self._gate_up, down=self._down)
 
 
 def build_layer(

@@ -17,6 +17,7 @@ from torch import Tensor
 from clover_local.checkpoint.write import shard_name, write_file, write_json, write_shard
 from clover_local.files import read_json_object
 from clover_local.kernels.packed import Weight
+from clover_local.quant.allocator import give_back_at_once
 from clover_local.quant.calibration import LENGTH, CalibrationSequence, make_sequences
 from clover_local.quant.documents import Document, read_documents
 from clover_local.quant.memory import DEFAULT_LIMIT, check_import, disk_needed, plan_waves
@@ -89,6 +90,8 @@ def quantize(
     sequences = _sequences(source, documents, recipe)
     rows = max(sequence.rows for sequence in sequences)
     plan = plan_waves(source.config, recipe, limit=memory, rows=rows)
+    if plan.is_tight:
+        give_back_at_once()
     work = Quantizing(
         source, recipe, plan=plan, calibration=Calibration(sequences, recipe.preview_weight)
     )
@@ -112,6 +115,7 @@ def import_quantized(
     """As `quantize`, for weights that another program quantized: they are taken over exactly."""
     place = _place(source, destination)
     check_import(source.config, source.nbytes, limit=memory)
+    give_back_at_once()  # there is little to compute that it could slow down
     manifest = Manifest(
         source=hash_files(_files(source), _stage(listener, READING)),
         arguments={"method": f"import of {source.method}"},

@@ -61,6 +61,12 @@ def test_real_model_fits_into_twelve_gib(real_config: ModelConfig, profile: str)
     assert (plan.wave, plan.waves) == (256, 1)
 
 
+def test_plan_says_whether_freed_memory_may_stay(real_config: ModelConfig) -> None:
+    recipe = recipe_for(real_config)
+    plans = [plan_waves(real_config, recipe, limit=gib * GIB, rows=1056) for gib in (4, 24)]
+    assert [plan.is_tight for plan in plans] == [True, False]
+
+
 @pytest.mark.parametrize("gib", [3, 4])
 def test_less_memory_means_more_waves_within_the_limit(real_config: ModelConfig, gib: int) -> None:
     plan = plan_waves(real_config, recipe_for(real_config), limit=gib * GIB, rows=1056)

@@ -79,7 +79,7 @@ def quantized(
         def read(experts: Sequence[int]) -> list[tuple[Weight, Weight]]:
             return [weights[expert] for expert in experts]
 
-        plan = MemoryPlan(batch, wave, -(-EXPERTS // wave), {})
+        plan = MemoryPlan(batch, wave, -(-EXPERTS // wave), {}, False)
         return quantize_experts(
             rows, read, inner_size=INNER, recipe=recipe or make_recipe(), plan=plan
         )
