@@ -1,10 +1,9 @@
 """The state of one sequence: what is committed, and the way back to earlier points of it.
 
-What a commit makes is immutable (`Committed`): recurrent and conv tensors are new ones each time,
-so a preview cannot touch them, a checkpoint is a reference, and publishing a commit is one
-assignment: an exception or Ctrl-C before it leaves the state as it was. Only keys and values live
-in buffers that grow in place, since they are the part that gets long; rows past the committed
-length mean nothing.
+A commit never writes to the recurrent and conv tensors that it starts from, so a preview cannot
+touch them, and publishing a commit is one assignment: an exception or Ctrl-C before it leaves the
+state as it was. Only keys and values live in buffers that grow in place, since they are the part
+that gets long; rows past the committed length mean nothing.
 """
 
 from collections import deque
@@ -15,9 +14,12 @@ import torch
 from torch import Tensor
 
 from clover_local.config import ModelConfig
+from clover_local.kernels.dispatch import DeltaState, KeysValues
 
 CHECKPOINTS = 8
 FIRST_ROWS = 256
+FIRST_ROWS_ON_GPU = 4096
+"""Whatever was captured in a CUDA graph is captured anew when buffers grow, so they start large."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,6 +37,23 @@ class Committed:
             tuple(x.to(device) for x in self.recurrent),
             tuple(x.to(device) for x in self.conv),
         )
+
+    def copy_to(self, device: torch.device) -> "Committed":
+        """The same in tensors of its own, on `device`."""
+        return Committed(
+            self.tokens,
+            tuple(x.to(device, copy=True) for x in self.recurrent),
+            tuple(x.to(device, copy=True) for x in self.conv),
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class StateView:
+    """What a pass reads, and where a commit puts its keys and values."""
+
+    length: Tensor  # [1] int32, committed tokens
+    keys_values: dict[int, KeysValues]  # by attention layer
+    delta: tuple[DeltaState, ...]  # per GDN layer
 
 
 @dataclass(frozen=True)
@@ -78,7 +97,10 @@ class SequenceState:
         # them after a rewind. Whatever is a prefix of it can be restored.
         self._stored: tuple[int, ...] = ()
         self._checkpoints: deque[Committed] = deque(maxlen=CHECKPOINTS)
+        self._length = torch.zeros(1, dtype=torch.int32, device=self.device)
+        self._length_is = 0
         self.committed = self._nothing()
+        """Its tensors may serve a later commit again: to keep a point, take a `checkpoint`."""
 
     @property
     def length(self) -> int:
@@ -100,24 +122,44 @@ class SequenceState:
         keys, values = self._keys_values[layer]
         return keys[: self.length], values[: self.length]
 
-    def append(self, layer: int, keys: Tensor, *, values: Tensor) -> tuple[Tensor, Tensor]:
-        """Writes new rows [T, H_kv, Dh] behind the committed ones; `advance` makes them count.
+    def view(self) -> StateView:
+        """What a pass reads; valid until rows are reserved or the committed tokens change.
 
-        Returns:
-            Views [length + T, H_kv, Dh] of all keys and values, the new ones included.
+        The length is written to the device only here: no commit can be published by halves.
+        """
+        if self._length_is != self.length:
+            self._length.fill_(self.length)
+            self._length_is = self.length
+        return StateView(
+            length=self._length,
+            keys_values={
+                layer: KeysValues(keys, values, self._length)
+                for layer, (keys, values) in self._keys_values.items()
+            },
+            delta=tuple(map(DeltaState, self.committed.recurrent, self.committed.conv)),
+        )
+
+    def reserve(self, rows: int) -> None:
+        """Makes room for new rows behind the committed ones, which a commit is about to write.
+
+        What lay there is given up; `advance` makes the new rows count.
 
         Raises:
             ValueError: more rows than there is room for.
         """
-        if len(keys) > self.room:
-            raise ValueError(f"{len(keys)} rows, room for {self.room} of {self.context}")
-        start, end = self.length, self.length + len(keys)
-        self._stored = self._stored[:start]
-        self._reserve(layer, end)
-        all_keys, all_values = self._keys_values[layer]
-        all_keys[start:end] = keys
-        all_values[start:end] = values
-        return all_keys[:end], all_values[:end]
+        if rows > self.room:
+            raise ValueError(f"{rows} rows, room for {self.room} of {self.context}")
+        self._stored = self._stored[: self.length]
+        for layer in self._keys_values:
+            self._reserve(layer, self.length + rows)
+
+    def place(self, committed: Committed) -> None:
+        """Goes on with the same values in other tensors: copies of the committed ones."""
+        if committed.tokens != self.committed.tokens:
+            raise ValueError(
+                f"{len(committed.tokens)} tokens, {self.length} are committed, or others"
+            )
+        self.committed = committed
 
     def advance(
         self, tokens: Sequence[int], *, recurrent: Sequence[Tensor], conv: Sequence[Tensor]
@@ -131,8 +173,8 @@ class SequenceState:
         self.committed = committed
 
     def checkpoint(self) -> Committed:
-        """Keeps this point among the last few, in host memory, for `rewind` and `reuse`."""
-        kept = self.committed.to(torch.device("cpu"))
+        """Keeps a copy of this point, among the last few, in host memory."""
+        kept = self.committed.copy_to(torch.device("cpu"))
         self._checkpoints.append(kept)
         return kept
 
@@ -194,7 +236,8 @@ class SequenceState:
         keys, values = self._keys_values[layer]
         if rows <= len(keys):
             return
-        capacity = min(max(rows, 2 * len(keys), FIRST_ROWS), self.context)
+        first = FIRST_ROWS_ON_GPU if keys.is_cuda else FIRST_ROWS
+        capacity = min(max(rows, 2 * len(keys), first), self.context)
         self._keys_values[layer] = (self._grown(keys, capacity), self._grown(values, capacity))
 
     def _grown(self, buffer: Tensor, capacity: int) -> Tensor:

@@ -11,6 +11,8 @@ from clover_local.cache import SequenceState
 from clover_local.decoding.autoregressive import Autoregressive
 from clover_local.decoding.denoise import Denoise
 from clover_local.decoding.events import Event, Finished, PromptCommitted, PromptProgress
+from clover_local.decoding.host_pick import HostPicker
+from clover_local.decoding.pick import Picker
 from clover_local.decoding.result import GenerationResult
 from clover_local.decoding.run import Mode, Model, Run
 from clover_local.decoding.settings import Settings
@@ -36,8 +38,12 @@ class Generator:
         trace: Trace | None = None,
         should_stop: Callable[[], bool] | None = None,
         prefill_rows: int = PREFILL_ROWS,
+        picker: Picker | None = None,
     ) -> None:
-        """`should_stop` is asked between forwards; a forward takes `prefill_rows` of a prompt."""
+        """`should_stop` is asked between forwards; a forward takes `prefill_rows` of a prompt.
+
+        `picker` turns logits into tokens: on the host if not given.
+        """
         self.model = model
         self.state = state
         self.settings = settings
@@ -47,6 +53,7 @@ class Generator:
         self.result: GenerationResult | None = None
         """The last run's result, also of an interrupted one; None during a run, after an error."""
         self._run: Run | None = None
+        self._picker: Picker = picker or HostPicker()
 
     def run(self, prompt_ids: Sequence[int], *, checkpoints: Sequence[int] = ()) -> EventStream:
         """The events of one answer; checks its arguments before it returns.
@@ -81,6 +88,7 @@ class Generator:
                 prompt_tokens=len(prompt_ids),
                 trace=self.trace,
                 should_stop=self.should_stop,
+                picker=self._picker,
             ),
             checkpoints,
         )

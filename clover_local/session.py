@@ -27,6 +27,7 @@ from clover_local.tokenizer import Tokenizer
 if TYPE_CHECKING:
     import torch
 
+    from clover_local.decoding.pick import Picker
     from clover_local.generate import Generator
     from clover_local.model.clover import Clover
 
@@ -95,6 +96,7 @@ def load(
     device: str | None = None,
     dtype: str | None = None,
     on_progress: Callable[[int, int], None] = lambda done, total: None,
+    on_note: Callable[[str], None] = lambda line: None,
 ) -> Session:
     """Loads the weights and makes an empty state of at most `context` tokens.
 
@@ -103,6 +105,7 @@ def load(
         dtype: of activations and of weights that are not packed; None takes float32 on the CPU,
             bfloat16 on cuda.
         on_progress: called with bytes read and bytes in all.
+        on_note: called with what a user should know of how passes run, now or later.
 
     Raises:
         SettingsError: an unknown or absent device, an unknown dtype, a context beyond the model's,
@@ -117,18 +120,19 @@ def load(
 
     from clover_local.cache import SequenceState
     from clover_local.checkpoint.load import load_parameters
-    from clover_local.experts import ResidentExperts
+    from clover_local.experts.resident import ResidentExperts
     from clover_local.generate import Generator
     from clover_local.kernels import dispatch
     from clover_local.model.clover import Clover
+    from clover_local.model.graphs import GraphedClover
 
-    try:
-        dispatch.check_choice()
-    except ValueError as error:  # the environment is the user's, so this is no wrong call
-        raise SettingsError(str(error)) from None
     place = check_device(device)
     dtype = dtype or ("float32" if place.type == "cpu" else "bfloat16")
     number: torch.dtype = getattr(torch, dtype)
+    try:
+        dispatch.check_choice(place, number)
+    except ValueError as error:  # the environment is the user's, so this is no wrong call
+        raise SettingsError(str(error)) from None
     loaded = load_parameters(
         opened.checkpoint, opened.config, device=place, dtype=number, on_progress=on_progress
     )
@@ -137,8 +141,20 @@ def load(
     experts = ResidentExperts(layers.pop(0) for _ in range(opened.config.num_hidden_layers))
     model = Clover(opened.config, parameters, experts=experts, device=place, dtype=number)
     state = SequenceState(opened.config, context=context, device=place, dtype=number)
-    generator = Generator(model, state, settings)
+    generator = Generator(
+        GraphedClover(model, on_fallback=on_note) if place.type == "cuda" else model,
+        state,
+        settings,
+        picker=_picker(place) if dispatch.on_gpu(model.embedding) else None,
+    )
     return Session(opened, model, generator, context, str(place), dtype)
+
+
+def _picker(device: torch.device) -> Picker:
+    """Picks where the logits are; loads Triton."""
+    from clover_local.decoding.device_pick import DevicePicker
+
+    return DevicePicker(device)
 
 
 def check_context(context: int | None, config: ModelConfig) -> int:

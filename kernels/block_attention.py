@@ -1,12 +1,60 @@
 """o = softmax(q keys^T / sqrt(Dh)) values, causal or over all keys.
 
 q [T, H, Dh]; keys and values [L, H_kv, Dh], of which the last T are the rows of q themselves. A key
-head serves H / H_kv query heads.
+head serves H / H_kv query heads. `attend_commit` and `attend_preview` are all that an attention
+layer does with its cache, and the gate.
 """
+
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class KeysValues:
+    """A layer's cache: buffers that have room, and how many of their rows are committed."""
+
+    keys: Tensor  # [N, H_kv, Dh]
+    values: Tensor  # [N, H_kv, Dh]
+    length: Tensor  # [1] int32, on the same device
+
+
+@dataclass(frozen=True, eq=False)
+class AttentionRows:
+    """A pass's rows: q and k normed and rotated."""
+
+    q: Tensor  # [T, H, Dh]
+    k: Tensor  # [T, H_kv, Dh]
+    v: Tensor  # [T, H_kv, Dh]
+    gate: Tensor  # [T, H, Dh]
+
+
+def attend_commit(rows: AttentionRows, cache: KeysValues) -> Tensor:
+    """Token-causal, times sigmoid(gate); writes the rows' keys and values behind the committed.
+
+    Returns:
+        [T, H, Dh]. `cache.length` stays: whoever commits the rows moves it.
+    """
+    start = int(cache.length)
+    end = start + len(rows.q)
+    cache.keys[start:end] = rows.k
+    cache.values[start:end] = rows.v
+    attended = causal_attention(rows.q, cache.keys[:end], values=cache.values[:end])
+    return attended * rows.gate.sigmoid()
+
+
+def attend_preview(rows: AttentionRows, cache: KeysValues) -> Tensor:
+    """Each row sees all committed rows and the whole block; times sigmoid(gate). Writes nothing.
+
+    Returns:
+        [T, H, Dh].
+    """
+    length = int(cache.length)
+    keys = torch.cat([cache.keys[:length], rows.k])
+    values = torch.cat([cache.values[:length], rows.v])
+    return block_attention(rows.q, keys, values=values) * rows.gate.sigmoid()
 
 
 def causal_attention(q: Tensor, keys: Tensor, *, values: Tensor) -> Tensor:

@@ -1,8 +1,17 @@
-"""`CLOVER_KERNELS`: the user's word on which implementation of an operator runs."""
+"""`CLOVER_KERNELS`: the user's word on which implementation of an operator runs.
+
+Unset, tensors on a GPU go through Triton's kernels, those on a CPU through PyTorch and the kernels
+that are compiled for it. `reference` takes plain PyTorch everywhere, `triton` takes Triton's
+everywhere: without a GPU in its interpreter, which is slow and there for tests.
+"""
 
 import os
 
+import torch
+from torch import Tensor
+
 VARIABLE = "CLOVER_KERNELS"
+INTERPRETER = "TRITON_INTERPRET"
 
 
 def reference_only() -> bool:
@@ -10,14 +19,29 @@ def reference_only() -> bool:
     return os.environ.get(VARIABLE) == "reference"
 
 
-def check_choice() -> None:
-    """Checks the variable.
+def on_gpu(x: Tensor) -> bool:
+    """Whether Triton's kernels run on tensors like `x`."""
+    choice = os.environ.get(VARIABLE)
+    return choice == "triton" or (choice is None and x.is_cuda)
+
+
+def check_choice(device: torch.device, dtype: torch.dtype) -> None:
+    """Checks the variable for a model on `device` whose hidden states are `dtype`.
 
     Raises:
-        ValueError: it asks for kernels that do not exist.
+        ValueError: it asks for kernels that do not exist, or that cannot run there.
     """
     choice = os.environ.get(VARIABLE, "reference")
-    if choice == "triton":
-        raise ValueError(f"{VARIABLE}=triton: no operator is called in Triton yet, unset it")
-    if choice != "reference":
+    if choice not in ("reference", "triton"):
         raise ValueError(f"{VARIABLE}={choice}: the choices are reference and triton")
+    if choice == "triton" and device.type == "cpu":
+        if os.environ.get(INTERPRETER) != "1":
+            raise ValueError(
+                f"{VARIABLE}=triton on a CPU runs in Triton's interpreter: set {INTERPRETER}=1 as "
+                f"well, or unset {VARIABLE}"
+            )
+        if dtype == torch.bfloat16:
+            raise ValueError(
+                f"{VARIABLE}=triton on a CPU: Triton's interpreter is wrong about bfloat16: use "
+                "float32"
+            )

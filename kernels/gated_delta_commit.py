@@ -2,15 +2,122 @@
 
 `recurrent` is the definition, a loop over rows. `chunked` computes the same for a chunk of rows at
 once (the WY form of Yang et al., "Gated Delta Networks", 2024, section 3.3). Both are float32 and
-make a new state; the one they were given stays as it was.
+make a new state; the one they were given stays as it was. `mix_commit` is all that a GDN layer does
+between its two projections: convolution, delta rule, gated norm.
 
 T rows; q and k [T, H_k, Dk] with unit length, v [T, H_v, Dv], g and beta [T, H_v], S [H_v, Dk, Dv].
 A key head serves H_v / H_k consecutive value heads.
 """
 
+from dataclasses import dataclass
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+from clover_local.kernels.norms import gated_rms_norm, l2_norm
+
+RECURRENT_ROWS = 4
+"""Up to here a loop over rows is cheaper than one chunk."""
+
+
+@dataclass(frozen=True)
+class HeadShape:
+    """How the channels divide into heads."""
+
+    key_heads: int
+    value_heads: int
+    key_dim: int
+    value_dim: int
+
+    @property
+    def channels(self) -> int:
+        """C."""
+        return 2 * self.key_heads * self.key_dim + self.value_heads * self.value_dim
+
+
+@dataclass(frozen=True, eq=False)
+class MixerWeights:
+    """What a GDN layer has besides its two projections; tensors are float32."""
+
+    heads: HeadShape
+    taps: Tensor  # [J, C]
+    rate: Tensor  # [H_v], -exp(A_log)
+    dt_bias: Tensor  # [H_v]
+    norm: Tensor  # [Dv]
+    eps: float
+
+
+@dataclass(frozen=True, eq=False)
+class ProjectedRows:
+    """The parts of the first projection, views of one tensor or not."""
+
+    qkv: Tensor  # [T, C]
+    z: Tensor  # [T, H_v, Dv]
+    a: Tensor  # [T, H_v]
+    b: Tensor  # [T, H_v]
+
+
+@dataclass(frozen=True, eq=False)
+class DeltaState:
+    """What a GDN layer remembers of the rows before."""
+
+    recurrent: Tensor  # [H_v, Dk, Dv] float32
+    conv: Tensor  # [J - 1, C] float32: the last inputs of the convolution
+
+
+def mix_commit(
+    rows: ProjectedRows,
+    weights: MixerWeights,
+    *,
+    before: DeltaState,
+    into: DeltaState | None = None,
+) -> tuple[Tensor, DeltaState]:
+    """Convolution, delta rule and gated norm of new rows.
+
+    Args:
+        rows: of this pass.
+        weights: the layer's.
+        before: the state to start from; stays as it is.
+        into: where the new state goes; new tensors without it.
+
+    Returns:
+        [T, H_v, Dv] of the dtype of z, and the state after all rows.
+    """
+    y, conv = causal_conv(rows.qkv, before.conv, taps=weights.taps)
+    q, k, v = split_heads(y, weights.heads)
+    out, recurrent = gated_delta_rule(
+        q, k, v=v, g=log_decay(rows, weights), beta=rows.b.float().sigmoid(), state=before.recurrent
+    )
+    normed = gated_rms_norm(out, weights.norm, gate=rows.z, eps=weights.eps)
+    if into is None:
+        return normed, DeltaState(recurrent, conv)
+    into.recurrent.copy_(recurrent)
+    into.conv.copy_(conv)
+    return normed, into
+
+
+def log_decay(rows: ProjectedRows, weights: MixerWeights) -> Tensor:
+    """g [T, H_v] float32 = -exp(A_log) * softplus(a + dt_bias)."""
+    return weights.rate * F.softplus(rows.a.float() + weights.dt_bias)
+
+
+def split_heads(y: Tensor, heads: HeadShape) -> tuple[Tensor, Tensor, Tensor]:
+    """Rows [T, C] of a convolution as q and k [T, H_k, Dk] of unit length and v [T, H_v, Dv]."""
+    keys = 2 * heads.key_heads * heads.key_dim
+    both = l2_norm(y[:, :keys].view(len(y), 2 * heads.key_heads, heads.key_dim))
+    q, k = both.chunk(2, dim=1)
+    return q, k, y[:, keys:].view(len(y), heads.value_heads, heads.value_dim)
+
+
+def gated_delta_rule(
+    q: Tensor, k: Tensor, *, v: Tensor, g: Tensor, beta: Tensor, state: Tensor
+) -> tuple[Tensor, Tensor]:
+    """As `gated_delta_recurrent`, by rows or by chunks: whatever is faster on a CPU."""
+    if len(q) <= RECURRENT_ROWS:
+        return gated_delta_recurrent(q, k, v=v, g=g, beta=beta, state=state)
+    size = 32 if len(q) <= 32 else 64
+    return gated_delta_chunked(q, k, v=v, g=g, beta=beta, state=state, chunk_size=size)
 
 
 def causal_conv(qkv: Tensor, conv_state: Tensor, *, taps: Tensor) -> tuple[Tensor, Tensor]:

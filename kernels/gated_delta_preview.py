@@ -3,14 +3,71 @@
 p[t] is a softmax over the block's B rows and one history slot that stands for all before it.
 
 Reads the state and the conv state of the block's start and writes neither. Shapes as in
-`gated_delta_commit`; B rows, one block.
+`gated_delta_commit`; B rows, one block. `mix_preview` is all that a GDN layer does in a preview
+between its two projections.
 """
 
 import math
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+from clover_local.kernels.gated_delta_commit import (
+    DeltaState,
+    MixerWeights,
+    ProjectedRows,
+    log_decay,
+    split_heads,
+)
+from clover_local.kernels.norms import gated_rms_norm
+
+
+@dataclass(frozen=True, eq=False)
+class DiffusionWeights:
+    """What a GDN layer has for previews alone; float32."""
+
+    right_taps: Tensor  # [R, C]
+    logit_scale: Tensor  # [H_v]
+    history_bias: Tensor  # [H_v]
+    history_c: Tensor  # [H_v]
+
+
+def mix_preview(
+    rows: ProjectedRows,
+    weights: MixerWeights,
+    *,
+    diffusion: DiffusionWeights,
+    before: DeltaState,
+    block_size: int,
+) -> Tensor:
+    """Convolution to both sides, block softmax and gated norm of one block's rows.
+
+    Args:
+        rows: of this pass.
+        weights: the layer's.
+        diffusion: likewise.
+        before: the state before the block, only read.
+        block_size: the config's, whatever the B of this block.
+
+    Returns:
+        [B, H_v, Dv] of the dtype of z.
+    """
+    y = block_conv(rows.qkv, before.conv, taps=weights.taps, right_taps=diffusion.right_taps)
+    q, k, v = split_heads(y, weights.heads)
+    out = block_softmax(
+        q,
+        k,
+        v=v,
+        g=log_decay(rows, weights),
+        state=before.recurrent,
+        logit_scale=diffusion.logit_scale,
+        history_bias=diffusion.history_bias,
+        history_c=diffusion.history_c,
+        block_size=block_size,
+    )
+    return gated_rms_norm(out, weights.norm, gate=rows.z, eps=weights.eps)
 
 
 def block_conv(qkv: Tensor, conv_state: Tensor, *, taps: Tensor, right_taps: Tensor) -> Tensor:

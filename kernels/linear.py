@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from clover_local.kernels.choice import on_gpu
 from clover_local.kernels.packed import PackedWeight, Weight
 from clover_local.kernels.packed_linear import packed_linear
 
@@ -24,15 +25,24 @@ BLOCKED_ELEMENTS = 1 << 18
 def blocked_weight(weight: Weight) -> Weight:
     """`weight` [N, K] in the layout that `linear` runs fastest on: a copy, or the weight itself.
 
-    A blocked weight is opaque (`weight.is_mkldnn`): it has a shape, but nothing reads its elements.
-    A packed weight stays as it is.
+    A packed weight stays as it is, but for a GPU's kernels it starts at a multiple of 16 bytes; for
+    a plain one see `blocked_tensor`.
     """
     if isinstance(weight, PackedWeight):
-        return weight
+        return weight.aligned() if on_gpu(weight.data) else weight
+    return blocked_tensor(weight)
+
+
+def blocked_tensor(weight: Tensor) -> Tensor:
+    """A plain weight [N, K] in the layout that `linear` runs fastest on, or the weight itself.
+
+    A blocked weight is opaque (`weight.is_mkldnn`): it has a shape, but nothing reads its elements.
+    """
     suits = (
         weight.device.type == "cpu"
         and weight.dtype == torch.float32
         and weight.numel() >= BLOCKED_ELEMENTS
+        and not on_gpu(weight)
         and torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
     )
     if not suits:

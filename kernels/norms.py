@@ -32,6 +32,21 @@ def l2_norm(x: Tensor, *, eps: float = 1e-6) -> Tensor:
     return wide * torch.rsqrt(wide.square().sum(-1, keepdim=True) + eps)
 
 
+def norm_rotary(
+    q: Tensor,
+    k: Tensor,
+    *,
+    q_weight: Tensor,
+    k_weight: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    eps: float,
+) -> tuple[Tensor, Tensor]:
+    """`rms_norm`, then `rotary`, of queries [T, H, D] and keys [T, H_kv, D]."""
+    q = rotary(rms_norm(q, q_weight, eps=eps), cos=cos, sin=sin)
+    return q, rotary(rms_norm(k, k_weight, eps=eps), cos=cos, sin=sin)
+
+
 def rotary_angles(positions: Tensor, *, theta: float, rotary_dim: int) -> tuple[Tensor, Tensor]:
     """Cosine and sine, each [T, rotary_dim / 2] float32, of position * theta^(-2i / rotary_dim).
 

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from clover_local.kernels.int4 import BITS, WORD_BITS, unpack
 
+ALIGNMENT = 16
 SCALE_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
 
@@ -73,6 +74,18 @@ class PackedWeight:
             scale=self.scale.to(device),
             minimum=None if self.minimum is None else self.minimum.to(device),
         )
+
+    def aligned(self) -> "PackedWeight":
+        """The same weight with parts that start at multiples of 16 bytes: copies where they do not.
+
+        What was just copied to a device does; a view of a file's memory map need not.
+        """
+
+        def part(x: Tensor) -> Tensor:
+            return x.clone() if x.data_ptr() % ALIGNMENT else x
+
+        minimum = None if self.minimum is None else part(self.minimum)
+        return replace(self, data=part(self.data), scale=part(self.scale), minimum=minimum)
 
     def dequantize(self) -> Tensor:
         """The weight [N, K] in float32: the definition of what is stored."""

@@ -5,7 +5,9 @@ a pass never waits for the host: a row that may use fewer than A experts has exp
 0 in the places that are left.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -17,6 +19,18 @@ class Routing:
 
     expert_ids: Tensor  # [T, A] int64, -1 where a row uses fewer than A experts
     weights: Tensor  # [T, A] float32, each row sums to 1
+
+
+class AnyRouting(Protocol):
+    """A routing, with whatever the kernels that made it put beside it."""
+
+    @property
+    def expert_ids(self) -> Tensor:
+        """[T, A] int64, -1 where a row uses fewer than A experts."""
+
+    @property
+    def weights(self) -> Tensor:
+        """[T, A] float32, each row sums to 1."""
 
 
 def route(router_logits: Tensor, *, top_k: int) -> Routing:
@@ -36,6 +50,20 @@ def route_coreset(router_logits: Tensor, *, top_k: int, top_p: float) -> tuple[R
     expert_ids = inside.expert_ids.masked_fill(inside.weights == 0, -1)
     # A weight that underflowed to 0 is dropped too: an expert with weight 0 adds nothing.
     return Routing(expert_ids, inside.weights), coreset
+
+
+def distinct_experts(expert_ids: Sequence[Tensor], num_experts: int) -> Tensor:
+    """Experts that a pass uses, summed over its layers: a float64 scalar that stays on the device.
+
+    Args:
+        expert_ids: per layer [T, A], -1 where a row used fewer.
+        num_experts: E.
+    """
+    if not expert_ids:
+        return torch.zeros((), dtype=torch.float64)
+    ids = torch.stack([layer.flatten() for layer in expert_ids]) + 1  # [L, T * A]
+    used = torch.zeros(len(ids), num_experts + 1, dtype=torch.bool, device=ids.device)
+    return used.scatter_(1, ids, True)[:, 1:].sum().double()
 
 
 def block_coreset(router_logits: Tensor, *, top_k: int, top_p: float) -> Tensor:

@@ -11,12 +11,14 @@ import torch
 from torch import Tensor
 
 from clover_local.config import ModelConfig
+from clover_local.experts.protocol import ExpertResults
 from clover_local.kernels.packed import Weight
-from clover_local.kernels.route import Routing
+from clover_local.kernels.route import AnyRouting, Routing
 from clover_local.model.clover import Layer
 from clover_local.quant import stream
 from clover_local.quant.calibration import CalibrationSequence
 from clover_local.quant.stream import LayerExperts, MoEInputs, Rows
+from clover_local.residency.demand import Kind
 
 GROUP_BYTES = 128 << 20  # of experts in float32 that are in memory together
 ROWS_TOGETHER = 3072  # or just more: rows for which a group of experts is read
@@ -39,8 +41,16 @@ class GroupedExperts:
         self.group = max(1, min(GROUP_BYTES // expert_bytes, self.count))
         self._all = self._place(range(self.count)) if self.group == self.count else None
 
-    def forward(self, layer: int, x: Tensor, *, routing: Routing) -> Tensor:
-        """See `Experts.forward`."""
+    @property
+    def waits_because(self) -> str:
+        """See `Experts.waits_because`."""
+        return "experts are read group by group"
+
+    def begin(self, kind: Kind, *, block: int) -> None:
+        """See `Experts.begin`; a layer alone runs no forward."""
+
+    def forward(self, layer: int, x: Tensor, *, routing: AnyRouting) -> ExpertResults:
+        """See `Experts.forward`; `layer` does not matter."""
         total = torch.zeros(x.shape, dtype=torch.float32, device=x.device)
         for start in range(0, self.count, self.group):
             group = range(start, min(start + self.group, self.count))
@@ -50,8 +60,8 @@ class GroupedExperts:
             for first in range(0, len(x), ROWS_AT_ONCE):
                 some = slice(first, first + ROWS_AT_ONCE)
                 own = Routing(ids[some], routing.weights[some])
-                total[some] += experts.forward(layer, x[some], routing=own)
-        return total
+                total[some] += experts.sum(x[some], own)
+        return ExpertResults(total[:, None])
 
     def _place(self, experts: range) -> LayerExperts:
         return LayerExperts((self.read(expert) for expert in experts), device=self.device)
@@ -95,7 +105,7 @@ def through_layer(
                 torch.cat([each.routing.weights for each in inputs]),
             ),
         )
-        parts = torch.split(routed, [len(each.x) for each in inputs])
+        parts = torch.split(routed.sum(), [len(each.x) for each in inputs])
         for each, own, part, (_, place) in zip(mixed, inputs, parts, some, strict=True):
             yield Passed(place, each, own, stream.finish(each, own, part))
 

@@ -16,8 +16,9 @@ from torch import Tensor
 from clover_local.cache import SequenceState
 from clover_local.checkpoint.parameters import PARAMETERS
 from clover_local.config import ModelConfig
-from clover_local.experts import Experts
+from clover_local.experts.protocol import ExpertResults, Experts
 from clover_local.kernels import dispatch
+from clover_local.kernels.dispatch import AnyRouting, DeltaState
 from clover_local.kernels.packed import Weight
 from clover_local.kernels.route import Routing
 from clover_local.model import clover
@@ -25,6 +26,7 @@ from clover_local.model.attention import Angles, Attention
 from clover_local.model.clover import Head, Layer
 from clover_local.model.gated_delta_net import GatedDeltaNet
 from clover_local.quant.calibration import CalibrationSequence
+from clover_local.residency.demand import Kind
 
 
 @dataclass(frozen=True, eq=False)
@@ -77,8 +79,20 @@ class LayerExperts:
         # Not as `ResidentExperts` keeps them: that layout is for few rows at a time.
         self._gate_up, self._down = (dispatch.ExpertMatrices(kind) for kind in placed)
 
-    def forward(self, layer: int, x: Tensor, *, routing: Routing) -> Tensor:
+    @property
+    def waits_because(self) -> str:
+        """See `Experts.waits_because`."""
+        return "a layer alone runs no passes"
+
+    def begin(self, kind: Kind, *, block: int) -> None:
+        """See `Experts.begin`; a layer alone runs no forward."""
+
+    def forward(self, layer: int, x: Tensor, *, routing: AnyRouting) -> ExpertResults:
         """See `Experts.forward`; `layer` does not matter."""
+        return ExpertResults(self.sum(x, dispatch.plain_routing(routing))[:, None])
+
+    def sum(self, x: Tensor, routing: Routing) -> Tensor:
+        """The weighted sum of each row's experts: `x` [T, D] to [T, D] float32."""
         return dispatch.expert_mlp(x, routing, gate_up=self._gate_up, down=self._down)
 
 
@@ -151,7 +165,8 @@ def run_layer(layer: Layer, rows: Rows, sequence: CalibrationSequence) -> Rows:
     mixed = mix(layer, rows, sequence)
     inputs = moe_inputs(layer, mixed, sequence)
     moe = layer.moe
-    return finish(mixed, inputs, moe.experts.forward(moe.layer, inputs.x, routing=inputs.routing))
+    routed = moe.experts.forward(moe.layer, inputs.x, routing=inputs.routing)
+    return finish(mixed, inputs, routed.sum())
 
 
 @torch.inference_mode()
@@ -182,7 +197,7 @@ def moe_inputs(layer: Layer, rows: Rows, sequence: CalibrationSequence) -> MoEIn
             torch.cat([routing.expert_ids for routing in routings]),
             torch.cat([routing.weights for routing in routings]),
         ),
-        moe.shared(x, gate),
+        moe.shared(x).float() * gate.sigmoid(),
     )
 
 
@@ -223,23 +238,25 @@ def _mix_attention(mixer: Attention, x: Rows, sequence: CalibrationSequence) -> 
         part = (x.preview if span.is_preview else x.commit)[span.rows]
         angles = Angles.at(span.position, rows=len(part), config=mixer.config, device=part.device)
         if span.is_preview:
-            previewed.append(mixer.preview(part, state, angles=angles))
+            cache = state.view().keys_values[mixer.layer]
+            previewed.append(mixer.preview(part, cache, angles=angles))
         else:
-            committed.append(mixer.commit(part, state, angles=angles))
+            state.reserve(len(part))
+            cache = state.view().keys_values[mixer.layer]
+            committed.append(mixer.commit(part, cache, angles=angles))
             state.advance(sequence.tokens[span.rows], recurrent=(), conv=())
     return torch.cat([*committed, *previewed])
 
 
 def _mix_gdn(mixer: GatedDeltaNet, x: Rows, sequence: CalibrationSequence) -> Tensor:
     """Gated DeltaNet of all rows, joined [R, D]."""
-    empty = _empty_state(mixer.config, x, sequence).committed
-    recurrent, conv = empty.recurrent[0], empty.conv[0]
+    state: DeltaState = _empty_state(mixer.config, x, sequence).view().delta[0]
     committed, previewed = [x.commit[:0]], [x.commit[:0]]
     for span in _walk(sequence):
         if span.is_preview:
-            previewed.append(mixer.preview(x.preview[span.rows], recurrent, conv_state=conv))
+            previewed.append(mixer.preview(x.preview[span.rows], state))
         else:
-            mixed, recurrent, conv = mixer.commit(x.commit[span.rows], recurrent, conv_state=conv)
+            mixed, state = mixer.commit(x.commit[span.rows], state)
             committed.append(mixed)
     return torch.cat([*committed, *previewed])
 

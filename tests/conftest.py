@@ -34,7 +34,7 @@ from clover_local.checkpoint.write import (
     write_shard,
 )
 from clover_local.config import ModelConfig, read_model_config
-from clover_local.experts import ResidentExperts
+from clover_local.experts.resident import ResidentExperts
 from clover_local.kernels.int4 import pack
 from clover_local.kernels.packed import PackedWeight, Weight
 from clover_local.model.clover import Clover

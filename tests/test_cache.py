@@ -23,10 +23,19 @@ def rows_of(state: SequenceState, tokens: Sequence[int]) -> Tensor:
     return torch.tensor(tokens, dtype=torch.float32)[:, None, None].expand(-1, heads, size)
 
 
+def write(state: SequenceState, tokens: Sequence[int]) -> None:
+    """What an attention layer's commit does."""
+    state.reserve(len(tokens))
+    cache = state.view().keys_values[LAYER]
+    start = int(cache.length)
+    rows = rows_of(state, tokens)
+    cache.keys[start : start + len(tokens)] = rows
+    cache.values[start : start + len(tokens)] = -rows
+
+
 def commit(state: SequenceState, *tokens: int) -> None:
     """What a model's commit does, with states that count tokens."""
-    rows = rows_of(state, tokens)
-    state.append(LAYER, rows, values=-rows)
+    write(state, tokens)
     now = state.committed
     state.advance(
         tokens,
@@ -81,13 +90,11 @@ def test_more_rows_than_room_are_refused_with_both_numbers(state: SequenceState)
     assert_holds(state, *range(590))
 
 
-def test_appended_rows_count_only_after_advance(state: SequenceState) -> None:
+def test_written_rows_count_only_after_advance(state: SequenceState) -> None:
     commit(state, 1, 2)
-    rows = rows_of(state, [8, 9])
-    keys, values = state.append(LAYER, rows, values=-rows)
-    assert torch.equal(keys, rows_of(state, [1, 2, 8, 9]))
-    assert torch.equal(values, -rows_of(state, [1, 2, 8, 9]))
+    write(state, [8, 9])
     assert_holds(state, 1, 2)
+    assert int(state.view().length) == 2
     commit(state, 3)
     assert_holds(state, 1, 2, 3)
 
@@ -123,8 +130,7 @@ def test_rows_of_a_commit_that_failed_overwrite_too(state: SequenceState) -> Non
     commit(state, 3, 4)
     late = state.checkpoint()
     state.rewind(early)
-    rows = rows_of(state, [9])
-    state.append(LAYER, rows, values=-rows)
+    write(state, [9])
     with pytest.raises(ValueError, match="after 4 tokens"):
         state.rewind(late)
 
@@ -187,13 +193,41 @@ def test_checkpoint_is_not_touched_by_later_commits(state: SequenceState) -> Non
     assert all((x == 2).all() for x in point.recurrent)
 
 
-def test_bytes_count_buffers_states_and_checkpoints_once(state: SequenceState) -> None:
+def test_bytes_count_buffers_states_and_each_checkpoint(state: SequenceState) -> None:
     commit(state, 1)
-    state.checkpoint()
-    shared = state.nbytes
-    assert shared.recurrent == 3 * 4 * 32 * 32 * 4
-    assert shared.conv == 3 * 3 * 256 * 4
-    assert shared.keys_values == 2 * FIRST_ROWS * 2 * 32 * 4
-    assert shared.checkpoints == 0
+    before = state.nbytes
+    assert before.recurrent == 3 * 4 * 32 * 32 * 4
+    assert before.conv == 3 * 3 * 256 * 4
+    assert before.keys_values == 2 * FIRST_ROWS * 2 * 32 * 4
+    assert before.checkpoints == 0
+    early = state.checkpoint()
+    assert state.nbytes.checkpoints == before.recurrent + before.conv
     commit(state, 2)
-    assert state.nbytes.checkpoints == shared.recurrent + shared.conv
+    state.checkpoint()
+    assert state.nbytes.checkpoints == 2 * (before.recurrent + before.conv)
+    state.rewind(early)  # shares the tensors of a checkpoint
+    assert state.nbytes.checkpoints == before.recurrent + before.conv
+
+
+def test_a_checkpoint_keeps_its_numbers_whatever_becomes_of_the_tensors(
+    state: SequenceState,
+) -> None:
+    commit(state, 1)
+    kept = state.checkpoint()
+    for x in (*state.committed.recurrent, *state.committed.conv):
+        x.fill_(torch.nan)
+    state.rewind(kept)
+    assert_holds(state, 1)
+
+
+def test_other_tensors_take_the_place_of_the_committed_ones_only_for_the_same_tokens(
+    state: SequenceState,
+) -> None:
+    commit(state, 1)
+    copy = state.committed.copy_to(state.device)
+    state.place(copy)
+    assert state.committed is copy
+    assert_holds(state, 1)
+    commit(state, 2)
+    with pytest.raises(ValueError, match="1 tokens, 2 are committed"):
+        state.place(copy)

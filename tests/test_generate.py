@@ -17,7 +17,7 @@ from clover_local.decoding.events import BlockCommitted, Finished, PassDone, Pro
 from clover_local.decoding.settings import Settings, resolve
 from clover_local.decoding.trace import Trace
 from clover_local.errors import ContextError, SettingsError
-from clover_local.experts import ResidentExperts
+from clover_local.experts.resident import ResidentExperts
 from clover_local.generate import Generator, generate
 from clover_local.model.clover import Clover
 

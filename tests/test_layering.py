@@ -14,7 +14,7 @@ LAYERS = [
     ("chat", "bench", "session"),
     ("generate",),
     ("decoding", "model"),
-    ("experts", "cache", "memory"),
+    ("experts", "cache", "memory", "residency"),
     ("checkpoint", "tokenizer", "hub"),
     ("config",),
     ("files",),

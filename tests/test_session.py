@@ -14,7 +14,7 @@ from clover_local.checkpoint.load import load_parameters
 from clover_local.config import ModelConfig
 from clover_local.decoding.settings import resolve
 from clover_local.errors import CheckpointError, CloverError, ConfigError, SettingsError
-from clover_local.experts import ResidentExperts
+from clover_local.experts.resident import ResidentExperts
 from clover_local.generate import generate
 from clover_local.kernels.packed import PackedWeight, Weight
 from clover_local.model.clover import Clover
@@ -125,11 +125,11 @@ def test_an_absent_device_is_refused_with_the_remedy(opened: OpenModel) -> None:
 def test_kernels_that_do_not_exist_are_refused_before_weights_are_read(
     opened: OpenModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("CLOVER_KERNELS", "triton")
+    monkeypatch.setenv("CLOVER_KERNELS", "fast")
     loader = "clover_local.checkpoint.load.load_parameters"
     monkeypatch.setattr(loader, lambda *a, **o: pytest.fail("read"))
     settings = resolve(opened.config, opened.generation, {}).settings
-    with pytest.raises(SettingsError, match="CLOVER_KERNELS=triton"):
+    with pytest.raises(SettingsError, match="CLOVER_KERNELS=fast"):
         load(opened, settings, device="cpu")
 
 

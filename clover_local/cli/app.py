@@ -13,7 +13,9 @@ from clover_local.cli.evaluate import evaluate
 from clover_local.cli.generate import generate
 from clover_local.cli.info import info
 from clover_local.cli.interrupt import INTERRUPTED
+from clover_local.cli.plan import plan
 from clover_local.cli.quantize import quantize
+from clover_local.cli.simulate import simulate
 from clover_local.cli.verify import verify
 
 FAILED = 1
@@ -29,10 +31,12 @@ app = typer.Typer(
 app.command()(chat)
 app.command()(generate)
 app.command()(info)
+app.command()(plan)
 app.command()(verify)
 app.command()(bench)
 app.command()(quantize)
 app.command()(evaluate)
+app.command()(simulate)
 
 
 def _show_version(wanted: bool) -> None:

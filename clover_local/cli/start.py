@@ -60,10 +60,21 @@ def load(
     """The model in memory, with progress on stderr."""
     from clover_local import session
 
+    notes: list[str] = []
+    loading = True  # a note would tear the progress bar apart
     with console.progress(f"loading {opened.name}") as on_progress:
         loaded = session.load(
-            opened, settings, context=context, device=device, dtype=dtype, on_progress=on_progress
+            opened,
+            settings,
+            context=context,
+            device=device,
+            dtype=dtype,
+            on_progress=on_progress,
+            on_note=lambda line: notes.append(line) if loading else console.note(line),
         )
+        loading = False
+    for line in notes:
+        console.note(line)
     if settings.temperature > 0:
         console.note(f"seed {settings.seed}")
     return loaded

@@ -22,13 +22,12 @@ class Autoregressive:
             raise RuntimeError("ar has no logits of the last committed token to start from")
         began = time.perf_counter()
         index, start = len(run.tokens), run.state.length
-        statistics, controls = run.pick(run.next_logits, rows=[0])
+        statistics = run.pick_next(run.next_logits)
         token, confidence = int(statistics.token), float(statistics.confidence)
         seconds = time.perf_counter() - began
         run.clock.commit_seconds += seconds
         run.trace_pass(
             statistics,
-            controls,
             block_before=(),
             rows=[0],
             reasons=("next_token",),

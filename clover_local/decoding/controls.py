@@ -2,12 +2,14 @@
 
 Controls count response tokens only, never the prompt. `ResponseControls` keeps the counts of one
 run and builds, for the rows of one forward, the `Controls` that act on logits: ids, counts and
-per-row biases, the same few numbers a device kernel would take.
+per-row biases, in host memory. The same few numbers are what a device kernel takes.
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -28,6 +30,14 @@ class Controls:
     stop_bias: Tensor | None  # [rows] float32
     think_end_token_id: int | None
     think_end_bias: Tensor | None  # [rows] float32
+
+    def to(self, device: torch.device) -> "Controls":
+        """The same controls on `device`."""
+        moved: dict[str, Any] = {}
+        for field in fields(self):
+            value = getattr(self, field.name)
+            moved[field.name] = value.to(device) if isinstance(value, Tensor) else value
+        return Controls(**moved)
 
     @property
     def act_on_response(self) -> bool:
@@ -69,16 +79,15 @@ class Controls:
 class ResponseControls:
     """The response so far, as counts that grow token by token, and the controls they lead to."""
 
-    def __init__(self, settings: Settings, *, device: torch.device) -> None:
+    def __init__(self, settings: Settings) -> None:
         self.settings = settings
         self.length = 0
         """Response tokens counted so far."""
-        self._device = device
         self._index: dict[int, int] = {}  # of a token in `_ids` and `_counts`
-        self._ids = torch.zeros(64, dtype=torch.int64, device=device)
-        self._counts = torch.zeros(64, dtype=torch.float32, device=device)
-        self._banned = torch.tensor(settings.banned_ids, dtype=torch.int64, device=device)
-        self._stop_ids = torch.tensor(settings.stop_ids, dtype=torch.int64, device=device)
+        self._ids = np.zeros(64, dtype=np.int64)
+        self._counts = np.zeros(64, dtype=np.float32)
+        self._banned = torch.tensor(settings.banned_ids, dtype=torch.int64)
+        self._stop_ids = torch.tensor(settings.stop_ids, dtype=torch.int64)
         self._repetition = (
             settings.presence_penalty,
             settings.frequency_penalty,
@@ -88,19 +97,21 @@ class ResponseControls:
     def __contains__(self, token: int) -> bool:
         return token in self._index
 
+    @property
+    def distinct(self) -> int:
+        """How many tokens are penalised."""
+        return len(self._index) if self._repetition else 0
+
     def add(self, tokens: Iterable[int]) -> None:
         """Counts emitted tokens; costs nothing for the tokens already counted."""
-        added = list(tokens)
-        if not added:
-            return
-        indices = [self._index.setdefault(token, len(self._index)) for token in added]
-        while len(self._index) > len(self._ids):
-            self._ids = torch.cat([self._ids, torch.zeros_like(self._ids)])
-            self._counts = torch.cat([self._counts, torch.zeros_like(self._counts)])
-        places = torch.tensor(indices, device=self._device)
-        self._ids[places] = torch.tensor(added, device=self._device)
-        self._counts.index_add_(0, places, torch.ones(len(added), device=self._device))
-        self.length += len(added)
+        for token in tokens:
+            place = self._index.setdefault(token, len(self._index))
+            if place == len(self._ids):
+                self._ids = np.concatenate([self._ids, np.zeros_like(self._ids)])
+                self._counts = np.concatenate([self._counts, np.zeros_like(self._counts)])
+            self._ids[place] = token
+            self._counts[place] += 1
+            self.length += 1
 
     def at(self, positions: Sequence[int], *, visible: Sequence[int] = ()) -> Controls:
         """The controls of one forward's rows.
@@ -113,13 +124,13 @@ class ResponseControls:
             Controls whose counts are views: valid until the next `add`.
         """
         s = self.settings
-        seen = len(self._index) if self._repetition else 0
+        seen = self.distinct
         thinking = s.think_end_token_id
         may_end = thinking is not None and thinking not in self and thinking not in visible
         return Controls(
             banned=self._banned,
-            seen=self._ids[:seen],
-            counts=self._counts[:seen],
+            seen=torch.from_numpy(self._ids[:seen]),
+            counts=torch.from_numpy(self._counts[:seen]),
             presence_penalty=s.presence_penalty,
             frequency_penalty=s.frequency_penalty,
             repetition_penalty=s.repetition_penalty,
@@ -146,4 +157,4 @@ class ResponseControls:
         if strength == 0 or max(positions) <= start:
             return None
         ramp = [strength * min(max((n - start) / window, 0.0), 1.0) for n in positions]
-        return torch.tensor(ramp, dtype=torch.float32, device=self._device)
+        return torch.tensor(ramp, dtype=torch.float32)

@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from clover_local.decoding.events import BlockCommitted, Event, PassDone
 from clover_local.decoding.result import Block, EmittedToken, Fixed
 from clover_local.decoding.run import Run, emitted_length
-from clover_local.decoding.threshold import threshold
 
 
 class Denoise:
@@ -59,10 +58,7 @@ def one_pass(run: Run, block: list[int], *, pass_number: int) -> tuple[Fixed, ..
     before = tuple(block)
     masked = [row for row, token in enumerate(block) if token == run.settings.mask_token_id]
     output = run.preview(block)
-    statistics, controls = run.pick(
-        output.logits, rows=masked, pass_number=pass_number, visible=block
-    )
-    accepted = threshold(statistics, threshold=run.settings.threshold)
+    statistics, accepted = run.pick_block(output, block=block, rows=masked, pass_number=pass_number)
     fixed = tuple(
         Fixed(row, token, confidence)
         for row, token, confidence, accept in zip(
@@ -82,7 +78,6 @@ def one_pass(run: Run, block: list[int], *, pass_number: int) -> tuple[Fixed, ..
     run.clock.preview_seconds += seconds
     run.trace_pass(
         statistics,
-        controls,
         block_before=before,
         rows=masked,
         reasons=accepted.reasons,

@@ -1,16 +1,17 @@
-"""The one place where logits become tokens: bans, controls, argmax or draw, row statistics.
+"""How logits become tokens: bans, controls, argmax or draw, row statistics.
 
-An unmasking rule sees `RowStatistics`, never logits, so a device kernel can make the same few
-numbers.
+`pick` is the definition. An unmasking rule sees `RowStatistics`, never logits, so the same few
+numbers can be made on the host (`host_pick.py`) or where the logits are (`device_pick.py`).
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from clover_local.decoding.controls import Controls
+from clover_local.decoding.controls import Controls, ResponseControls
 from clover_local.decoding.draw import draw
 from clover_local.decoding.random import PICK, uniform
 from clover_local.decoding.settings import Settings
@@ -35,6 +36,70 @@ class RowStatistics:
         return RowStatistics(*(getattr(self, field.name).cpu() for field in fields(self)))
 
 
+@dataclass(frozen=True)
+class Accept:
+    """Which masked rows leave the mask in this pass, and why."""
+
+    accept: Tensor  # [rows] bool
+    reasons: tuple[str, ...]  # one a row, "" for a row that stays masked
+
+
+@dataclass(eq=False)
+class DeviceBlock:
+    """The active block where the model reads it, so that a pass need not send it there again."""
+
+    ids: Tensor  # [B] int64 on the device
+    host: list[int]
+    """What `ids` is known to hold; empty while that is not known."""
+
+
+class Picker(Protocol):
+    """What a run picks tokens with. All results are in host memory.
+
+    Row r of the logits stands at response position `controls.length + r + 1`.
+    """
+
+    def pick(
+        self,
+        logits: Tensor,
+        controls: ResponseControls,
+        *,
+        rows: Sequence[int],
+        visible: Sequence[int] = (),
+        pass_number: int = 0,
+    ) -> RowStatistics:
+        """Tokens and statistics for `rows` of `logits` [B, V].
+
+        Raises:
+            CloverError: as `pick`.
+        """
+
+    def pick_block(
+        self,
+        logits: Tensor,
+        controls: ResponseControls,
+        *,
+        block: Sequence[int],
+        rows: Sequence[int],
+        on_device: DeviceBlock | None,
+        pass_number: int,
+    ) -> tuple[RowStatistics, Accept]:
+        """The same for the masked rows of a block, and which of them the rule accepts.
+
+        Args:
+            logits: [B, V].
+            controls: of the response so far.
+            block: its B tokens.
+            rows: the masked ones, at least one.
+            on_device: the same block on the device. A picker that accepts there writes the
+                accepted tokens into it.
+            pass_number: pass in the block, from 0.
+
+        Raises:
+            CloverError: as `pick`.
+        """
+
+
 @torch.inference_mode()
 def pick(
     logits: Tensor,
@@ -49,7 +114,7 @@ def pick(
 
     Args:
         logits: [B, V]; left as they are.
-        controls: built for `rows`.
+        controls: built for `rows`, on the same device.
         settings: temperature, top_k, top_p and seed are read.
         rows: which rows of `logits`, at least one.
         positions: the 1-based response position of each of `rows`.
@@ -90,12 +155,16 @@ def pick(
     )
 
 
+def no_numbers(position: int) -> CloverError:
+    """The refusal of a row's logits; `position` is its own in the response."""
+    return CloverError(
+        f"the model's logits at response position {position} are no numbers (NaN, infinite, or "
+        "every token suppressed): run `clover-local verify` on the model, check --suppress"
+    )
+
+
 def _refuse_nan(probabilities: Tensor, positions: Sequence[int]) -> None:
     """A softmax over NaN, +inf, or nothing but -inf is NaN in the whole row."""
     broken = probabilities[:, 0].isnan()
     if bool(broken.any()):
-        position = positions[int(broken.int().argmax())]
-        raise CloverError(
-            f"the model's logits at response position {position} are no numbers (NaN, infinite, or "
-            "every token suppressed): run `clover-local verify` on the model, check --suppress"
-        )
+        raise no_numbers(positions[int(broken.int().argmax())])

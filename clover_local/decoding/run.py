@@ -16,9 +16,10 @@ from torch import Tensor
 
 from clover_local.cache import SequenceState
 from clover_local.config import ModelConfig
-from clover_local.decoding.controls import Controls, ResponseControls
+from clover_local.decoding.controls import ResponseControls
 from clover_local.decoding.events import Event
-from clover_local.decoding.pick import RowStatistics, pick
+from clover_local.decoding.host_pick import HostPicker
+from clover_local.decoding.pick import Accept, DeviceBlock, Picker, RowStatistics
 from clover_local.decoding.result import (
     Block,
     EmittedToken,
@@ -28,6 +29,7 @@ from clover_local.decoding.result import (
 )
 from clover_local.decoding.settings import Settings
 from clover_local.decoding.trace import Trace, commit_record, end_record, pass_record
+from clover_local.kernels import dispatch
 
 
 class ForwardOutput(Protocol):
@@ -39,6 +41,13 @@ class ForwardOutput(Protocol):
     def expert_ids(self) -> tuple[Tensor, ...]: ...
     @property
     def coresets(self) -> tuple[Tensor, ...]: ...
+    @property
+    def distinct_experts(self) -> Tensor | None:
+        """Experts used, summed over layers: a scalar, where the forward has counted them."""
+
+    @property
+    def block(self) -> DeviceBlock | None:
+        """The previewed block on the device, where the model keeps it there."""
 
 
 class Model(Protocol):
@@ -56,6 +65,7 @@ class Model(Protocol):
         state: SequenceState,
         *,
         logits: Literal["all", "last", "none"] = "last",
+        kind: Literal["commit", "prompt"] = "commit",
     ) -> ForwardOutput: ...
     def preview(self, block: Sequence[int], state: SequenceState) -> ForwardOutput: ...
 
@@ -93,13 +103,15 @@ class Run:
         settings: Settings,
         *,
         prompt_tokens: int,
+        picker: Picker | None = None,
         trace: Trace | None = None,
         should_stop: Callable[[], bool] | None = None,
     ) -> None:
+        """`picker` is a `HostPicker` unless given."""
         self.model = model
         self.state = state
         self.settings = settings
-        self.controls = ResponseControls(settings, device=model.device)
+        self.controls = ResponseControls(settings)
         self.pending: int | None = None
         """An emitted token that is not committed yet."""
         self.next_logits: Tensor | None = None
@@ -110,6 +122,7 @@ class Run:
         self.blocks: list[Block] = []
         self.clock = Clock()
         self.reused_tokens = 0
+        self._picker: Picker = picker or HostPicker()
         self._prompt_tokens = prompt_tokens
         self._trace = trace
         self._should_stop = should_stop
@@ -147,29 +160,28 @@ class Run:
         """One preview over the active block; the state stays as it is."""
         output = self.model.preview(block, self.state)
         self.clock.previews += 1
-        self._experts_used += distinct_experts(
-            output.expert_ids, num_experts=self.model.config.num_experts
-        )
+        used = output.distinct_experts
+        if used is None:
+            used = dispatch.distinct_experts(output.expert_ids, self.model.config.num_experts)
+        self._experts_used += used
         return output
 
-    def pick(
-        self,
-        logits: Tensor,
-        *,
-        rows: Sequence[int],
-        pass_number: int = 0,
-        visible: Sequence[int] = (),
-    ) -> tuple[RowStatistics, Controls]:
-        """Tokens and statistics, in host memory, for `rows` of `logits` [B, V]; the controls used.
+    def pick_next(self, logits: Tensor) -> RowStatistics:
+        """The next token, from the logits [1, V] of the last committed one."""
+        return self._picker.pick(logits, self.controls, rows=[0])
 
-        Row r stands at response position `emitted tokens + r + 1`.
-        """
-        positions = [self.controls.length + row + 1 for row in rows]
-        controls = self.controls.at(positions, visible=visible)
-        statistics = pick(
-            logits, controls, self.settings, rows=rows, positions=positions, pass_number=pass_number
+    def pick_block(
+        self, output: ForwardOutput, *, block: Sequence[int], rows: Sequence[int], pass_number: int
+    ) -> tuple[RowStatistics, Accept]:
+        """Tokens and statistics for the masked `rows` of a previewed block; which are accepted."""
+        return self._picker.pick_block(
+            output.logits,
+            self.controls,
+            block=block,
+            rows=rows,
+            on_device=output.block,
+            pass_number=pass_number,
         )
-        return statistics.cpu(), controls
 
     def emit(self, tokens: Sequence[EmittedToken]) -> None:
         """Adds tokens to the answer and finds out whether it is complete."""
@@ -188,7 +200,6 @@ class Run:
     def trace_pass(
         self,
         statistics: RowStatistics,
-        controls: Controls,
         *,
         block_before: Sequence[int],
         rows: Sequence[int],
@@ -197,12 +208,13 @@ class Run:
         output: ForwardOutput | None,
         milliseconds: float,
     ) -> None:
-        """Writes the record of a forward that picked tokens, where there is a trace."""
+        """Writes the record of a forward that picked tokens; call it before they are emitted."""
         if self._trace is not None:
+            positions = [self.controls.length + row + 1 for row in rows]
             self._trace.write(
                 pass_record(
                     statistics,
-                    controls,
+                    self.controls.at(positions, visible=block_before),
                     mode=self.settings.mode,
                     block=len(self.blocks),
                     start=self.state.length,
@@ -234,10 +246,17 @@ class Run:
     def _commit(self, tokens: Sequence[int], *, logits: bool, prompt: bool) -> float:
         """Commits, and returns the seconds it took."""
         start, began = self.state.length, time.perf_counter()
-        output = self.model.commit(tokens, self.state, logits="last" if logits else "none")
+        output = self.model.commit(
+            tokens,
+            self.state,
+            logits="last" if logits else "none",
+            kind="prompt" if prompt else "commit",
+        )
         self.next_logits = output.logits[-1:] if logits else None
-        if self.model.device.type == "cuda":
-            torch.cuda.synchronize(self.model.device)  # or the next forward would pay for this one
+        # Where a pick follows, it waits; else the next forward would pay for this one.
+        waits = prompt or not logits or self._trace is not None
+        if waits and self.model.device.type == "cuda":
+            torch.cuda.synchronize(self.model.device)
         seconds = time.perf_counter() - began
         if self._trace is not None:
             self._trace.write(
@@ -276,20 +295,6 @@ def emitted_length(tokens: Sequence[int], *, stop_ids: Collection[int], allowed:
         if token in stop_ids:
             return length
     return min(len(tokens), allowed)
-
-
-def distinct_experts(expert_ids: Sequence[Tensor], *, num_experts: int) -> Tensor:
-    """Experts used by one forward, summed over layers: a scalar that stays on the device.
-
-    Args:
-        expert_ids: per layer [rows, A] int64, -1 where a row used fewer experts.
-        num_experts: E.
-    """
-    if not expert_ids:
-        return torch.zeros((), dtype=torch.float64)
-    ids = torch.stack([layer.flatten() for layer in expert_ids]) + 1  # [L, rows * A]
-    used = torch.zeros(len(ids), num_experts + 1, dtype=torch.bool, device=ids.device)
-    return used.scatter_(1, ids, True)[:, 1:].sum().double()
 
 
 def _ratio(amount: float, per: float) -> float | None:

@@ -4,23 +4,12 @@ An unmasking rule is a pure function of the masked rows' statistics; it sees no 
 state.
 """
 
-from dataclasses import dataclass
-
 import torch
-from torch import Tensor
 
-from clover_local.decoding.pick import RowStatistics
+from clover_local.decoding.pick import Accept, RowStatistics
 
 ABOVE = "above_threshold"
 MOST_CONFIDENT = "most_confident"
-
-
-@dataclass(frozen=True)
-class Accept:
-    """Which masked rows leave the mask in this pass, and why."""
-
-    accept: Tensor  # [rows] bool
-    reasons: tuple[str, ...]  # one a row, "" for a row that stays masked
 
 
 def threshold(rows: RowStatistics, *, threshold: float) -> Accept:

@@ -5,16 +5,16 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from clover_local.cache import SequenceState
 from clover_local.config import ModelConfig
 from clover_local.kernels import dispatch
+from clover_local.kernels.dispatch import AttentionRows, KeysValues
 from clover_local.model.linear import Linear
 from clover_local.model.take import Take, take_float32
 
 
 @dataclass(frozen=True, eq=False)
 class Angles:
-    """Rotary cosine and sine of a pass's rows, each [T, R / 2] float32."""
+    """Rotary cosine and sine of some positions, each [T, R / 2] float32."""
 
     cos: Tensor
     sin: Tensor
@@ -23,7 +23,7 @@ class Angles:
     def at(
         cls, start: int, *, rows: int, config: ModelConfig, device: torch.device | str
     ) -> "Angles":
-        """Those of `rows` rows from position `start` on."""
+        """Those of `rows` positions from `start` on."""
         positions = torch.arange(start, start + rows, device=device)
         cos, sin = dispatch.rotary_angles(
             positions, theta=config.rope_theta, rotary_dim=config.rotary_dim
@@ -42,30 +42,29 @@ class Attention:
         self.q_norm = take_float32(take, "q_norm.weight")
         self.k_norm = take_float32(take, "k_norm.weight")
 
-    def commit(self, x: Tensor, state: SequenceState, *, angles: Angles) -> Tensor:
-        """Token-causal; appends this pass's keys and values to `state`. [T, D] to [T, D]."""
-        q, gate, k, v = self._project(x, angles)
-        keys, values = state.append(self.layer, k, values=v)
-        return self._finish(dispatch.causal_attention(q, keys, values=values), gate)
+    def commit(self, x: Tensor, cache: KeysValues, *, angles: Angles) -> Tensor:
+        """Token-causal; writes this pass's keys and values to `cache`. [T, D] to [T, D]."""
+        rows = self._project(x, angles)
+        return self.o_proj(dispatch.attend_commit(rows, cache).flatten(1))
 
-    def preview(self, x: Tensor, state: SequenceState, *, angles: Angles) -> Tensor:
-        """Each row sees all committed rows and the whole block; appends nothing. [B, D]."""
-        q, gate, k, v = self._project(x, angles)
-        committed_keys, committed_values = state.keys_values(self.layer)
-        keys, values = torch.cat([committed_keys, k]), torch.cat([committed_values, v])
-        return self._finish(dispatch.block_attention(q, keys, values=values), gate)
+    def preview(self, x: Tensor, cache: KeysValues, *, angles: Angles) -> Tensor:
+        """Each row sees all committed rows and the whole block; writes nothing. [B, D]."""
+        rows = self._project(x, angles)
+        return self.o_proj(dispatch.attend_preview(rows, cache).flatten(1))
 
-    def _project(self, x: Tensor, angles: Angles) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """q and gate [T, H, Dh], k and v [T, H_kv, Dh]; q and k normed and rotated."""
+    def _project(self, x: Tensor, angles: Angles) -> AttentionRows:
         c = self.config
         q_size, kv_size = 2 * c.num_attention_heads * c.head_dim, c.num_key_value_heads * c.head_dim
         q, k, v = torch.split(self.qkv_proj(x), [q_size, kv_size, kv_size], dim=-1)
         q, gate = q.view(len(x), c.num_attention_heads, 2 * c.head_dim).chunk(2, dim=-1)
         k, v = (y.view(len(x), c.num_key_value_heads, c.head_dim) for y in (k, v))
-        q = dispatch.rms_norm(q, self.q_norm, eps=c.rms_norm_eps)
-        k = dispatch.rms_norm(k, self.k_norm, eps=c.rms_norm_eps)
-        q, k = (dispatch.rotary(y, cos=angles.cos, sin=angles.sin) for y in (q, k))
-        return q, gate, k, v
-
-    def _finish(self, attended: Tensor, gate: Tensor) -> Tensor:
-        return self.o_proj((attended * gate.sigmoid()).flatten(1))
+        q, k = dispatch.norm_rotary(
+            q,
+            k,
+            q_weight=self.q_norm,
+            k_weight=self.k_norm,
+            cos=angles.cos,
+            sin=angles.sin,
+            eps=c.rms_norm_eps,
+        )
+        return AttentionRows(q=q, k=k, v=v, gate=gate)

@@ -5,17 +5,18 @@ within one block, predicts in place, and reads the state only.
 """
 
 from collections.abc import MutableMapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
-from clover_local.cache import SequenceState
+from clover_local.cache import SequenceState, StateView
 from clover_local.config import ModelConfig
-from clover_local.experts import Experts
+from clover_local.decoding.pick import DeviceBlock
+from clover_local.experts.protocol import Experts
 from clover_local.kernels import dispatch
+from clover_local.kernels.dispatch import DeltaState, MixedExperts
 from clover_local.kernels.packed import Weight
 from clover_local.model.attention import Angles, Attention
 from clover_local.model.gated_delta_net import GatedDeltaNet, take_diffusion
@@ -23,19 +24,30 @@ from clover_local.model.linear import Linear
 from clover_local.model.moe import MoE, MoEOutput
 from clover_local.model.take import Take, take_float32
 
+Logits = Literal["all", "last", "none"]
+"""Of which rows of a commit."""
+CommitKind = Literal["commit", "prompt"]
+
 
 @dataclass(frozen=True, eq=False)
 class PassOutput:
     """What a pass over T rows returns; `rows` are T, or fewer where fewer logits were asked for."""
 
-    logits: Tensor  # [rows, V] float32
+    logits: Tensor  # [rows, V]: float32, or on a GPU the model's dtype
     expert_ids: tuple[Tensor, ...]  # per layer [T, A]: -1 where a row used fewer than A experts
     coreset_masks: tuple[Tensor, ...] = ()  # previews with coresets: per layer [E] bool
+
+    distinct_experts: Tensor | None = None  # scalar, summed over layers: of a preview on a GPU
+    block: DeviceBlock | None = None  # where a preview read its tokens, if a later one reads there
 
     @property
     def coresets(self) -> tuple[Tensor, ...]:
         """Per layer the experts that the block could use, ascending ids. Waits for the device."""
         return tuple(mask.nonzero()[:, 0] for mask in self.coreset_masks)
+
+    def of_block(self, block: DeviceBlock) -> "PassOutput":
+        """The same, of a preview that read its tokens from `block`."""
+        return replace(self, block=block)
 
 
 @dataclass(frozen=True, eq=False)
@@ -110,13 +122,16 @@ class Clover:
                 float32 as well; they, GDN state, softmax and logits are float32 in any case.
 
         Raises:
-            ValueError: a parameter is missing or left over, or the embedding is not `dtype`.
+            ValueError: a parameter is missing or left over, the embedding is not `dtype`, or
+                `CLOVER_KERNELS` asks for what does not exist.
         """
-        dispatch.check_choice()
         self.config = config
+        self.experts = experts
         self.device = torch.device(device)
         self.dtype = dtype
+        dispatch.check_choice(self.device, dtype)
         self.can_preview = any(name.endswith("conv_right_weight") for name in parameters)
+        self._angles = Angles.at(0, rows=1, config=config, device=self.device)
 
         def take(name: str) -> Weight:
             if name not in parameters:
@@ -141,41 +156,25 @@ class Clover:
         tokens: Tensor | Sequence[int],
         state: SequenceState,
         *,
-        logits: Literal["all", "last", "none"] = "last",
+        logits: Logits = "last",
+        kind: CommitKind = "commit",
     ) -> PassOutput:
         """Runs `tokens` causally behind what `state` holds, and commits them.
 
-        Row r of the logits predicts token r + 1.
+        Row r of the logits predicts token r + 1. `kind` says whether they are of a prompt.
 
         An exception, KeyboardInterrupt included, leaves `state` as it was.
 
         Raises:
             ValueError: no tokens, more than fit, or an id outside the vocabulary.
         """
-        ids = self._checked(tokens, state)
-        recurrent: list[Tensor] = []
-        conv: list[Tensor] = []
-        expert_ids: list[Tensor] = []
+        ids = self.checked(tokens, state)
         with torch.inference_mode():
-            hidden_states, angles = self._start(ids, state)
-            for layer in self.layers:
-                x = self._normed(hidden_states, layer.input_layernorm)
-                if isinstance(layer.mixer, Attention):
-                    mixed = layer.mixer.commit(x, state, angles=angles)
-                else:
-                    gdn = len(recurrent)
-                    mixed, recurrent_state, conv_state = layer.mixer.commit(
-                        x, state.committed.recurrent[gdn], conv_state=state.committed.conv[gdn]
-                    )
-                    recurrent.append(recurrent_state)
-                    conv.append(conv_state)
-                hidden_states = hidden_states + mixed
-                out = layer.moe.commit(self._normed(hidden_states, layer.post_attention_layernorm))
-                hidden_states = hidden_states + out.hidden_states
-                expert_ids.append(out.expert_ids)
-            unwanted = {"all": 0, "last": len(ids) - 1, "none": len(ids)}[logits]
-            output = PassOutput(self.head(hidden_states[unwanted:]), tuple(expert_ids))
-        state.advance(ids, recurrent=recurrent, conv=conv)
+            state.reserve(len(ids))
+            rows = torch.tensor(ids, device=self.device)
+            self.experts.begin(kind, block=state.length)
+            output, delta = self.commit_rows(rows, state.view(), logits=logits)
+        state.advance(ids, recurrent=[x.recurrent for x in delta], conv=[x.conv for x in delta])
         return output
 
     def preview(self, block: Tensor | Sequence[int], state: SequenceState) -> PassOutput:
@@ -187,44 +186,118 @@ class Clover:
             ValueError: no tokens, more than fit, an id outside the vocabulary, or a model that has
                 no diffusion tensors.
         """
-        ids = self._checked(block, state)
+        ids = self.checked(block, state)
+        with torch.inference_mode():
+            self.experts.begin("preview", block=state.length)
+            return self.preview_rows(torch.tensor(ids, device=self.device), state.view())
+
+    def commit_rows(
+        self,
+        ids: Tensor,
+        before: StateView,
+        *,
+        logits: Logits,
+        into: Sequence[DeltaState] | None = None,
+    ) -> tuple[PassOutput, list[DeltaState]]:
+        """`commit` without the bookkeeping: nothing here depends on a value or waits for one.
+
+        Args:
+            ids: [T] int64 on the device, checked.
+            before: writes keys and values behind its committed rows; the rest is only read.
+            logits: of which rows.
+            into: where the new GDN states go, layer by layer; new tensors without it.
+
+        Returns:
+            The output, and the GDN states after the rows.
+        """
+        delta: list[DeltaState] = []
+        outputs: list[MoEOutput] = []
+        hidden_states, x, angles = self._start(ids, before)
+        for number, layer in enumerate(self.layers):
+            if isinstance(layer.mixer, Attention):
+                mixed = layer.mixer.commit(x, before.keys_values[number], angles=angles)
+            else:
+                gdn = len(delta)
+                mixed, after = layer.mixer.commit(
+                    x, before.delta[gdn], into=None if into is None else into[gdn]
+                )
+                delta.append(after)
+            hidden_states, x = self._add(hidden_states, mixed, layer.post_attention_layernorm)
+            outputs.append(layer.moe.commit(x))
+            hidden_states, x = self._add(
+                hidden_states, outputs[-1].mixed, self._norm_of(number + 1)
+            )
+        unwanted = {"all": 0, "last": len(ids) - 1, "none": len(ids)}[logits]
+        return self._output(x[unwanted:], outputs), delta
+
+    def preview_rows(self, ids: Tensor, before: StateView) -> PassOutput:
+        """`preview` without the bookkeeping; arguments as in `commit_rows`."""
         outputs: list[MoEOutput] = []
         gdn = 0
-        with torch.inference_mode():
-            hidden_states, angles = self._start(ids, state)
-            for layer in self.layers:
-                x = self._normed(hidden_states, layer.input_layernorm)
-                if isinstance(layer.mixer, Attention):
-                    hidden_states = hidden_states + layer.mixer.preview(x, state, angles=angles)
-                else:
-                    hidden_states = hidden_states + layer.mixer.preview(
-                        x, state.committed.recurrent[gdn], conv_state=state.committed.conv[gdn]
-                    )
-                    gdn += 1
-                out = layer.moe.preview(self._normed(hidden_states, layer.post_attention_layernorm))
-                hidden_states = hidden_states + out.hidden_states
-                outputs.append(out)
-            return PassOutput(
-                self.head(hidden_states),
-                tuple(out.expert_ids for out in outputs),
-                tuple(out.coreset for out in outputs if out.coreset is not None),
+        hidden_states, x, angles = self._start(ids, before)
+        for number, layer in enumerate(self.layers):
+            if isinstance(layer.mixer, Attention):
+                mixed = layer.mixer.preview(x, before.keys_values[number], angles=angles)
+            else:
+                mixed = layer.mixer.preview(x, before.delta[gdn])
+                gdn += 1
+            hidden_states, x = self._add(hidden_states, mixed, layer.post_attention_layernorm)
+            outputs.append(layer.moe.preview(x))
+            hidden_states, x = self._add(
+                hidden_states, outputs[-1].mixed, self._norm_of(number + 1)
             )
+        output = self._output(x, outputs)
+        if not dispatch.on_gpu(x):
+            return output
+        distinct = dispatch.distinct_experts(output.expert_ids, self.config.num_experts)
+        return replace(output, distinct_experts=distinct)
 
-    def _checked(self, tokens: Tensor | Sequence[int], state: SequenceState) -> list[int]:
+    def checked(self, tokens: Tensor | Sequence[int], state: SequenceState) -> list[int]:
+        """The tokens of a pass.
+
+        Raises:
+            ValueError: none, more than fit, or one outside the vocabulary.
+        """
         ids = tokens.tolist() if isinstance(tokens, Tensor) else list(tokens)
         if not 1 <= len(ids) <= state.room:
             raise ValueError(f"{len(ids)} tokens for a pass, room for 1 to {state.room}")
         for token in ids:
             if not 0 <= token < self.config.vocab_size:
                 raise ValueError(f"token id {token}, vocab_size is {self.config.vocab_size}")
+        if state.context > len(self._angles.cos):
+            self._angles = Angles.at(0, rows=state.context, config=self.config, device=self.device)
         return ids
 
-    def _start(self, ids: list[int], state: SequenceState) -> tuple[Tensor, Angles]:
-        """The embedded rows [T, D] and their rotary angles."""
-        hidden_states = F.embedding(torch.tensor(ids, device=self.device), self.embedding)
-        return hidden_states, Angles.at(
-            state.length, rows=len(ids), config=self.config, device=self.device
+    def _start(self, ids: Tensor, before: StateView) -> tuple[Tensor, Tensor, Angles]:
+        """The embedded rows, their norm for the first layer (both [T, D]), and their angles."""
+        started = dispatch.start_pass(
+            ids,
+            embedding=self.embedding,
+            norm=self._norm_of(0),
+            eps=self.config.rms_norm_eps,
+            length=before.length,
+            cos=self._angles.cos,
+            sin=self._angles.sin,
+        )
+        return started.hidden_states, started.normed, Angles(started.cos, started.sin)
+
+    def _add(
+        self, hidden_states: Tensor, update: Tensor | MixedExperts, norm: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """hidden_states + update, and the norm of that; both [T, D]."""
+        return dispatch.add_rms_norm(
+            hidden_states, update, weight=norm, eps=self.config.rms_norm_eps
         )
 
-    def _normed(self, hidden_states: Tensor, weight: Tensor) -> Tensor:
-        return dispatch.rms_norm(hidden_states, weight, eps=self.config.rms_norm_eps)
+    def _norm_of(self, layer: int) -> Tensor:
+        """The norm before a layer; behind the last one, the head's."""
+        return self.layers[layer].input_layernorm if layer < len(self.layers) else self.head.norm
+
+    def _output(self, normed: Tensor, outputs: Sequence[MoEOutput]) -> PassOutput:
+        logits = self.head.lm_head(normed)
+        on_gpu = dispatch.on_gpu(logits)  # where the sampler's kernels read any float
+        return PassOutput(
+            logits if on_gpu else logits.float(),
+            tuple(out.expert_ids for out in outputs),
+            tuple(out.coreset for out in outputs if out.coreset is not None),
+        )

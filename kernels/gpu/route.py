@@ -57,6 +57,17 @@ class SortedRouting:
     order: Tensor  # [T * A] int32: choices by expert, rising among equals; those of none last
     tiles: Tensor  # [most tiles, 4] int32: expert, first place in `order`, rows, 0; rest zeros
     tile_count: Tensor  # [1] int32
+    tile_rows: int = TILE_ROWS  # the most rows of a tile
+
+    @property
+    def expert_ids(self) -> Tensor:
+        """[T, A] int64, -1 where a row uses fewer than A experts."""
+        return self.routing.expert_ids
+
+    @property
+    def weights(self) -> Tensor:
+        """[T, A] float32, each row sums to 1."""
+        return self.routing.weights
 
 
 @triton.jit
@@ -131,7 +142,7 @@ def _coreset(totals, TOP_P: tl.constexpr, BLOCK_E: tl.constexpr):
     before = tl.cumsum(mass, 0) - mass
     share = before.to(tl.float64) / tl.sum(mass, axis=0).to(tl.float64)
     kept = (share < tl.full([], TOP_P, tl.float64)) | (e == 0)
-    least = tl.min(tl.where(kept, ranked, 1 << 62), axis=0)
+    least = tl.min(tl.where(kept, ranked, (1 << 63) - 1), axis=0)
     return (rank >= least) & (totals > 0)
 
 
@@ -302,6 +313,7 @@ def empty_routing(
         torch.empty(choices, dtype=torch.int32, device=device),
         torch.empty(most, 4, dtype=torch.int32, device=device),
         torch.empty(1, dtype=torch.int32, device=device),
+        tile_rows,
     )
 
 

@@ -15,8 +15,9 @@ from torch import Tensor
 
 from clover_local.checkpoint.parameters import PARAMETERS
 from clover_local.errors import CloverError
+from clover_local.experts.protocol import ExpertResults
 from clover_local.kernels.packed import PackedWeight, Weight
-from clover_local.kernels.route import Routing
+from clover_local.kernels.route import AnyRouting
 from clover_local.model.clover import Layer
 from clover_local.quant import stream
 from clover_local.quant.allocator import give_back
@@ -30,6 +31,7 @@ from clover_local.quant.pipeline.unquantized import SourceLayer
 from clover_local.quant.profiles import AS_SOURCE, Recipe, trunk_group_size
 from clover_local.quant.report import LayerReport, TensorReport
 from clover_local.quant.rounding import round_to_nearest
+from clover_local.residency.demand import Kind
 
 SOURCE_SHARE, MIXED_SHARE, EXPERTS_SHARE = 0.2, 0.3, 0.9
 """Of a layer's time, what is over when the source's pass, the mixer and the experts are done; the
@@ -166,7 +168,7 @@ class LayerRun:
             for sequence, start in zip(self.calibration.sequences, starts, strict=False):
                 rows = self._read(self.mixed, sequence, start)
                 inputs = stream.moe_inputs(layer, rows, sequence)
-                routed = experts.forward(self.layer, inputs.x, routing=inputs.routing)
+                routed = experts.sum(inputs.x, inputs.routing)
                 writer.append(stream.finish(rows, inputs, routed).joined)
                 done = start / starts[-1]
                 self.on_progress(EXPERTS_SHARE + (1 - EXPERTS_SHARE) * done)
@@ -219,7 +221,12 @@ class LayerRun:
 class _None:
     """Stands where the layer's experts will be: rows are only led up to them."""
 
-    def forward(self, layer: int, x: Tensor, *, routing: Routing) -> Tensor:
+    waits_because = "there are no experts yet"
+
+    def begin(self, kind: Kind, *, block: int) -> None:
+        """Nothing to prepare."""
+
+    def forward(self, layer: int, x: Tensor, *, routing: AnyRouting) -> ExpertResults:
         raise CloverError(f"the experts of layer {layer} are not there yet")
 
 

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from clover_local.cache import SequenceState
 from clover_local.config import ModelConfig
+from clover_local.decoding.pick import DeviceBlock
 from clover_local.decoding.settings import Settings
 
 CPU = torch.device("cpu")
@@ -22,6 +23,8 @@ class ScriptedOutput:
     logits: Tensor
     expert_ids: tuple[Tensor, ...] = ()
     coresets: tuple[Tensor, ...] = ()
+    distinct_experts: Tensor | None = None
+    block: DeviceBlock | None = None
 
 
 @dataclass
@@ -37,6 +40,7 @@ class ScriptedModel:
     can_preview: bool = True
     device: torch.device = CPU
     before_forward: Callable[[int], None] = lambda forwards: None
+    experts_counted: int | None = None
     commits: list[list[int]] = field(default_factory=list)
     previews: list[list[int]] = field(default_factory=list)
     logits_asked: list[str] = field(default_factory=list)
@@ -47,6 +51,7 @@ class ScriptedModel:
         state: SequenceState,
         *,
         logits: Literal["all", "last", "none"] = "last",
+        kind: Literal["commit", "prompt"] = "commit",
     ) -> ScriptedOutput:
         self.before_forward(len(self.commits) + len(self.previews))
         self.commits.append(list(tokens))
@@ -65,6 +70,7 @@ class ScriptedModel:
             self._rows(state.length, len(block)),
             (experts, experts + 1),
             (torch.tensor([0, 1]), torch.tensor([0, 1, 2])),
+            None if self.experts_counted is None else torch.tensor(self.experts_counted),
         )
 
     def _rows(self, start: int, rows: int) -> Tensor:

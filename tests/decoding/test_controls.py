@@ -14,10 +14,7 @@ MASK, VOCABULARY = 11, 12
 
 
 def controls(response: list[int], **settings: Any) -> ResponseControls:
-    made = ResponseControls(
-        Settings(mask_token_id=MASK, vocab_size=VOCABULARY, **settings),
-        device=torch.device("cpu"),
-    )
+    made = ResponseControls(Settings(mask_token_id=MASK, vocab_size=VOCABULARY, **settings))
     made.add(response)
     return made
 
@@ -129,7 +126,7 @@ def test_counts_grow_token_by_token_as_all_at_once() -> None:
     """More distinct tokens than the first buffer holds."""
     tokens = [(7 * i * i) % 293 for i in range(500)]
     settings = Settings(mask_token_id=299, vocab_size=301, frequency_penalty=1.0)
-    made = ResponseControls(settings, device=torch.device("cpu"))
+    made = ResponseControls(settings)
     for start in range(0, 500, 3):
         made.add(tokens[start : start + 3])
     acting = made.at([501])

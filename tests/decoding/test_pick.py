@@ -25,7 +25,7 @@ def picked(
     response: tuple[int, ...] = (),
     pass_number: int = 0,
 ) -> RowStatistics:
-    controls = ResponseControls(given, device=torch.device("cpu"))
+    controls = ResponseControls(given)
     controls.add(response)
     rows = list(range(len(logits)))
     positions = [len(response) + row + 1 for row in rows]
@@ -72,7 +72,7 @@ def test_statistics_are_those_of_the_controlled_distribution() -> None:
 def test_only_the_asked_rows_are_picked_and_logits_stay() -> None:
     logits = torch.randn(5, VOCABULARY, generator=torch.Generator().manual_seed(3))
     before, given = logits.clone(), settings()
-    controls = ResponseControls(given, device=torch.device("cpu"))
+    controls = ResponseControls(given)
     some = pick(logits, controls.at([2, 5]), given, rows=[1, 4], positions=[2, 5], pass_number=0)
     whole = pick(
         logits, controls.at([1]), given, rows=range(5), positions=range(1, 6), pass_number=0

@@ -9,10 +9,9 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 import pytest
-import torch
 
 from clover_local.decoding.events import BlockCommitted, Finished
-from clover_local.decoding.run import distinct_experts, emitted_length
+from clover_local.decoding.run import emitted_length
 from clover_local.generate import Generator, generate
 
 if TYPE_CHECKING:
@@ -27,10 +26,10 @@ def test_emitted_length(tokens: list[int], allowed: int, length: int) -> None:
     assert emitted_length(tokens, stop_ids=(9, 10), allowed=allowed) == length
 
 
-def test_distinct_experts_are_counted_per_layer_without_the_empty_slots() -> None:
-    layers = [torch.tensor([[0, 3], [3, -1]]), torch.tensor([[1, 2], [4, 0]])]
-    assert float(distinct_experts(layers, num_experts=5)) == 2 + 4
-    assert float(distinct_experts([], num_experts=5)) == 0
+def test_experts_that_the_forward_has_counted_are_taken_from_it(scripted: Scripted) -> None:
+    model = scripted.model(experts_counted=7)
+    result = generate(model, scripted.state(), scripted.settings(max_new_tokens=32), [1])
+    assert result.stats.distinct_experts_per_layer == 7 / 2  # the model has two layers
 
 
 @contextmanager

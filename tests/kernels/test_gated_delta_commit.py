@@ -6,11 +6,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from clover_local.kernels.dispatch import gated_delta_commit
 from clover_local.kernels.gated_delta_commit import (
     causal_conv,
     gated_delta_chunked,
     gated_delta_recurrent,
+    gated_delta_rule,
 )
 from clover_local.kernels.norms import l2_norm
 
@@ -104,7 +104,7 @@ def test_every_form_is_the_formula_at_the_ends_of_gate_beta_and_key(rows: int) -
     x["beta"] = pick([0.0, 1.0, 1.0, 0.5])
     x["k"] = x["k"][torch.randint(3, (rows,), generator=choose)] * pick([1.0, -1.0])[:, :1, None]
     expected = formula(x)
-    for form in (gated_delta_recurrent, chunked, gated_delta_commit):
+    for form in (gated_delta_recurrent, chunked, gated_delta_rule):
         torch.testing.assert_close(form(**x), expected, rtol=1e-5, atol=1e-5)
 
 
@@ -138,3 +138,14 @@ def test_causal_conv_in_pieces_equals_one_piece() -> None:
         pieces.append(y)
     torch.testing.assert_close(torch.cat(pieces), whole)
     assert torch.equal(state, end)
+
+
+@pytest.mark.parametrize("rows", [1, 4, 5, 32, 33, 70])
+def test_delta_rule_is_the_same_for_any_number_of_rows(rows: int) -> None:
+    torch.manual_seed(rows)
+    q, k = torch.nn.functional.normalize(torch.randn(2, rows, 2, 12), dim=-1)
+    v, state = torch.randn(rows, 4, 20), torch.randn(4, 12, 20)
+    g, beta = -torch.rand(rows, 4), torch.rand(rows, 4)
+    out = gated_delta_rule(q, k, v=v, g=g, beta=beta, state=state)
+    expected = gated_delta_recurrent(q, k, v=v, g=g, beta=beta, state=state)
+    torch.testing.assert_close(out, expected, rtol=1e-5, atol=1e-5)

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from clover_local.kernels.route import block_coreset, route, route_coreset
+from clover_local.kernels.route import block_coreset, distinct_experts, route, route_coreset
 
 SURE = 200.0  # a softmax with one logit this high above the others is exactly 1 there
 
@@ -87,3 +87,9 @@ def test_row_with_fewer_experts_than_top_k_has_none_in_the_places_left() -> None
     # The third row would rather have expert 1 and gives expert 4 a probability of 0.
     assert routing.expert_ids.tolist() == [[4, -1, -1]] * 3
     assert routing.weights.tolist() == [[1.0, 0.0, 0.0]] * 3
+
+
+def test_distinct_experts_are_counted_per_layer_without_the_empty_slots() -> None:
+    layers = [torch.tensor([[0, 3], [3, -1]]), torch.tensor([[1, 2], [4, 0]])]
+    assert float(distinct_experts(layers, 5)) == 2 + 4
+    assert float(distinct_experts([], 5)) == 0

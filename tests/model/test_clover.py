@@ -10,10 +10,12 @@ from torch import Tensor
 
 from clover_local.cache import SequenceState
 from clover_local.config import ModelConfig
-from clover_local.experts import Experts, ResidentExperts
+from clover_local.experts.protocol import ExpertResults, Experts
+from clover_local.experts.resident import ResidentExperts
 from clover_local.kernels import linear
-from clover_local.kernels.route import Routing
+from clover_local.kernels.route import AnyRouting
 from clover_local.model.clover import Clover
+from clover_local.residency.demand import Kind
 
 EmptyState = Callable[[ModelConfig], SequenceState]
 RandomModel = Callable[[ModelConfig], Clover]
@@ -30,7 +32,12 @@ class Failing:
         self.error = error
         self.left = 0
 
-    def forward(self, layer: int, x: Tensor, *, routing: Routing) -> Tensor:
+    waits_because = "a test"
+
+    def begin(self, kind: Kind, *, block: int) -> None:
+        pass
+
+    def forward(self, layer: int, x: Tensor, *, routing: AnyRouting) -> ExpertResults:
         self.left -= 1
         if self.left == 0:
             raise self.error

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from clover_local.config import ModelConfig
+from clover_local.kernels.gated_delta_commit import DeltaState
 from clover_local.model.gated_delta_net import GatedDeltaNet, take_diffusion
 
 Take = Callable[[str], Tensor]
@@ -32,62 +33,76 @@ def layer(config: ModelConfig, take: Take) -> GatedDeltaNet:
 
 
 @pytest.fixture
-def states(config: ModelConfig) -> tuple[Tensor, Tensor]:
+def state(config: ModelConfig) -> DeltaState:
     torch.manual_seed(9)
     c = config
     recurrent = torch.randn(
         c.linear_num_value_heads, c.linear_key_head_dim, c.linear_value_head_dim
     )
-    return recurrent, torch.randn(c.linear_conv_kernel_dim - 1, c.qkv_dim)
+    return DeltaState(recurrent, torch.randn(c.linear_conv_kernel_dim - 1, c.qkv_dim))
 
 
 def test_committed_row_sees_no_later_one(
-    layer: GatedDeltaNet, states: tuple[Tensor, Tensor], config: ModelConfig
+    layer: GatedDeltaNet, state: DeltaState, config: ModelConfig
 ) -> None:
     torch.manual_seed(1)
     x = torch.randn(9, config.hidden_size)
     changed = x.clone()
     changed[5] += 1
-    out, _, _ = layer.commit(x, states[0], conv_state=states[1])
-    other, _, _ = layer.commit(changed, states[0], conv_state=states[1])
+    out, _ = layer.commit(x, state)
+    other, _ = layer.commit(changed, state)
     torch.testing.assert_close(other[:5], out[:5])
     assert not any(torch.allclose(other[t], out[t]) for t in range(5, 9))
 
 
 def test_previewed_row_sees_the_whole_block(
-    layer: GatedDeltaNet, states: tuple[Tensor, Tensor], config: ModelConfig
+    layer: GatedDeltaNet, state: DeltaState, config: ModelConfig
 ) -> None:
     torch.manual_seed(2)
     x = torch.randn(9, config.hidden_size)
     changed = x.clone()
     changed[8] += 1
-    out = layer.preview(x, states[0], conv_state=states[1])
-    other = layer.preview(changed, states[0], conv_state=states[1])
+    out = layer.preview(x, state)
+    other = layer.preview(changed, state)
     assert not any(torch.allclose(other[t], out[t], atol=1e-6) for t in range(9))
 
 
 def test_given_states_stay_as_they_were(
-    layer: GatedDeltaNet, states: tuple[Tensor, Tensor], config: ModelConfig
+    layer: GatedDeltaNet, state: DeltaState, config: ModelConfig
 ) -> None:
     torch.manual_seed(3)
-    before = [x.clone() for x in states]
+    recurrent, conv = state.recurrent.clone(), state.conv.clone()
     for rows in (1, 2, 40):
         x = torch.randn(rows, config.hidden_size)
-        layer.preview(x, states[0], conv_state=states[1])
-        _, recurrent, conv = layer.commit(x, states[0], conv_state=states[1])
-        assert not torch.equal(recurrent, before[0])
-        assert not torch.equal(conv, before[1])
-    assert torch.equal(states[0], before[0])
-    assert torch.equal(states[1], before[1])
+        layer.preview(x, state)
+        _, after = layer.commit(x, state)
+        assert not torch.equal(after.recurrent, recurrent)
+        assert not torch.equal(after.conv, conv)
+    assert torch.equal(state.recurrent, recurrent)
+    assert torch.equal(state.conv, conv)
+
+
+def test_new_state_goes_where_it_is_asked_to_go(
+    layer: GatedDeltaNet, state: DeltaState, config: ModelConfig
+) -> None:
+    torch.manual_seed(5)
+    x = torch.randn(6, config.hidden_size)
+    into = DeltaState(torch.zeros_like(state.recurrent), torch.zeros_like(state.conv))
+    out, after = layer.commit(x, state, into=into)
+    assert (after.recurrent is into.recurrent) and (after.conv is into.conv)
+    expected, new = layer.commit(x, state)
+    assert torch.equal(out, expected)
+    assert torch.equal(into.recurrent, new.recurrent)
+    assert torch.equal(into.conv, new.conv)
 
 
 def test_layer_without_diffusion_tensors_commits_and_refuses_to_preview(
-    layer: GatedDeltaNet, take: Take, states: tuple[Tensor, Tensor], config: ModelConfig
+    layer: GatedDeltaNet, take: Take, state: DeltaState, config: ModelConfig
 ) -> None:
     torch.manual_seed(4)
     causal = GatedDeltaNet(config, take, diffusion=None)
     x = torch.randn(3, config.hidden_size)
-    out, _, _ = causal.commit(x, states[0], conv_state=states[1])
-    assert torch.equal(out, layer.commit(x, states[0], conv_state=states[1])[0])
+    out, _ = causal.commit(x, state)
+    assert torch.equal(out, layer.commit(x, state)[0])
     with pytest.raises(ValueError, match="no diffusion tensors"):
-        causal.preview(x, states[0], conv_state=states[1])
+        causal.preview(x, state)

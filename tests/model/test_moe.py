@@ -9,19 +9,26 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from clover_local.config import ModelConfig
-from clover_local.kernels.route import Routing
+from clover_local.experts.protocol import ExpertResults
+from clover_local.kernels.route import AnyRouting
 from clover_local.model.moe import MoE
+from clover_local.residency.demand import Kind
 
 
 class Recorded:
     """Experts that answer with zeros and remember what they were asked."""
 
     def __init__(self) -> None:
-        self.calls: list[tuple[int, Tensor, Routing]] = []
+        self.calls: list[tuple[int, Tensor, AnyRouting]] = []
 
-    def forward(self, layer: int, x: Tensor, *, routing: Routing) -> Tensor:
+    waits_because = "a test"
+
+    def begin(self, kind: Kind, *, block: int) -> None:
+        pass
+
+    def forward(self, layer: int, x: Tensor, *, routing: AnyRouting) -> ExpertResults:
         self.calls.append((layer, x, routing))
-        return torch.zeros_like(x, dtype=torch.float32)
+        return ExpertResults(torch.zeros(len(x), 1, x.shape[1]))
 
 
 @pytest.fixture
@@ -60,7 +67,7 @@ def test_shared_expert_is_added_through_its_own_gate(
 ) -> None:
     torch.manual_seed(2)
     x = torch.randn(5, odd_config.hidden_size)
-    out = moe_of(odd_config, parameters, experts=Recorded()).commit(x).hidden_states
+    out = moe_of(odd_config, parameters, experts=Recorded()).commit(x).mixed.sum()
     gate, up, down = (
         parameters[f"shared_expert.{name}_proj.weight"] for name in ("gate", "up", "down")
     )
@@ -91,5 +98,5 @@ def test_preview_without_coresets_routes_as_a_commit(
     moe = moe_of(config, parameters, experts=Recorded())
     previewed, committed = moe.preview(x), moe.commit(x)
     assert torch.equal(previewed.expert_ids, committed.expert_ids)
-    assert torch.equal(previewed.hidden_states, committed.hidden_states)
+    assert torch.equal(previewed.mixed.sum(), committed.mixed.sum())
     assert previewed.coreset is None

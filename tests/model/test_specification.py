@@ -21,7 +21,7 @@ from clover_local.cache import SequenceState
 from clover_local.checkpoint.load import load_parameters
 from clover_local.checkpoint.placements import open_checkpoint
 from clover_local.config import read_model_config
-from clover_local.experts import ResidentExperts
+from clover_local.experts.resident import ResidentExperts
 from clover_local.model.clover import Clover
 
 Array = NDArray[np.float64]

@@ -19,7 +19,7 @@ from clover_local.cache import SequenceState
 from clover_local.checkpoint.load import load_parameters
 from clover_local.checkpoint.placements import open_checkpoint
 from clover_local.config import ModelConfig, read_model_config
-from clover_local.experts import ResidentExperts
+from clover_local.experts.resident import ResidentExperts
 from clover_local.kernels.packed import PackedWeight, Weight
 from clover_local.model.clover import Clover
 from clover_local.quant.pipeline.run import quantize

@@ -15,6 +15,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from clover_local.kernels.gated_delta_commit import HeadShape
 from clover_local.kernels.gpu.check import check_dense, check_rows
 from clover_local.kernels.gpu.gate import GateCase
 
@@ -36,21 +37,6 @@ CONFIGS = (
     # A prompt: fewer programs, each reads the three rows before its tile again.
     ConvConfig(up_to_rows=1 << 31, block_rows=32, num_warps=8),
 )
-
-
-@dataclass(frozen=True, eq=False)
-class HeadShape:
-    """How the channels divide into heads."""
-
-    key_heads: int
-    value_heads: int
-    key_dim: int
-    value_dim: int
-
-    @property
-    def channels(self) -> int:
-        """C."""
-        return 2 * self.key_heads * self.key_dim + self.value_heads * self.value_dim
 
 
 @dataclass(frozen=True, eq=False)

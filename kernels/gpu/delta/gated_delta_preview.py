@@ -15,6 +15,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from clover_local.kernels.gated_delta_preview import DiffusionWeights
 from clover_local.kernels.gpu.check import check_dense, check_heads, check_rows
 from clover_local.kernels.gpu.gate import GateCase
 
@@ -34,15 +35,6 @@ class PreviewConfig:
 # 16 rows a program are 64 programs for 32 heads and 32 rows, about one for each of 70
 # multiprocessors; a program reads all of its head's S, the second one from the cache.
 CONFIG = PreviewConfig(block_rows=16, step_keys=32, num_warps=4, num_stages=3)
-
-
-@dataclass(frozen=True, eq=False)
-class HistorySlot:
-    """The learnt scalars of a block's softmax, each [H_v] float32."""
-
-    logit_scale: Tensor
-    history_bias: Tensor
-    history_c: Tensor
 
 
 @triton.jit(do_not_specialize=["size"])
@@ -142,7 +134,7 @@ def normed_block_softmax(
     v: Tensor,
     g: Tensor,
     state: Tensor,
-    slot: HistorySlot,
+    diffusion: DiffusionWeights,
     block_size: int,
     z: Tensor,
     norm_weight: Tensor,
@@ -157,7 +149,7 @@ def normed_block_softmax(
         v: [B, H_v, Dv].
         g: [B, H_v] float32.
         state: [H_v, Dk, Dv] float32, only read.
-        slot: the scale of the logits and the history slot's.
+        diffusion: the scale of the logits and the history slot's numbers are read.
         block_size: the config's, whatever the B of this block.
         z: the gate, [B, H_v, Dv], any float dtype; rows may be apart.
         norm_weight: [Dv] float32.
@@ -181,9 +173,9 @@ def normed_block_softmax(
     for name, x, shape in (
         ("g", g, (size, value_heads)),
         ("state", state, (value_heads, dk, dv)),
-        ("logit scale", slot.logit_scale, (value_heads,)),
-        ("history bias", slot.history_bias, (value_heads,)),
-        ("history c", slot.history_c, (value_heads,)),
+        ("logit scale", diffusion.logit_scale, (value_heads,)),
+        ("history bias", diffusion.history_bias, (value_heads,)),
+        ("history c", diffusion.history_c, (value_heads,)),
         ("norm weight", norm_weight, (dv,)),
     ):
         check_dense(name, x, shape=shape, like=k)
@@ -194,9 +186,9 @@ def normed_block_softmax(
         v=v,
         g=g,
         state=state,
-        logit_scale=slot.logit_scale,
-        history_bias=slot.history_bias,
-        history_c=slot.history_c,
+        logit_scale=diffusion.logit_scale,
+        history_bias=diffusion.history_bias,
+        history_c=diffusion.history_c,
         z=z,
         weight=norm_weight,
         out=out,

@@ -6,6 +6,7 @@ The order of the bytes in a checkpoint, so that an expert is loaded by one copy.
 of one record on the device; kernels are told the slot of each expert, never a record's address.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -107,6 +108,31 @@ def record_layout(
         down_minimum=down_minimum,
         nbytes=end,
     )
+
+
+def resident_slots(
+    gate_up: Sequence[PackedWeight], down: Sequence[PackedWeight]
+) -> ExpertSlots | None:
+    """All experts of a layer, each in the slot of its number: a copy on their device.
+
+    Args:
+        gate_up: of each expert [2F, D], gate first.
+        down: of each expert [D, F].
+
+    Returns:
+        None where formats differ from expert to expert.
+    """
+    formats = {
+        (format_of(first), format_of(second)) for first, second in zip(gate_up, down, strict=True)
+    }
+    if len(formats) != 1:
+        return None
+    (hidden, inner), device = down[0].shape, down[0].data.device
+    layout = record_layout(hidden, inner, gate_up=format_of(gate_up[0]), down=format_of(down[0]))
+    records = torch.zeros(len(down), layout.nbytes, dtype=torch.uint8, device=device)
+    for record, first, second in zip(records, gate_up, down, strict=True):
+        write_record(record, layout, gate_up=first, down=second)
+    return ExpertSlots(records, layout, torch.arange(len(down), dtype=torch.int32, device=device))
 
 
 def write_record(

@@ -20,7 +20,7 @@ from torch import Tensor
 from clover_local.kernels.gpu.gate import GateCase
 
 BLOCK = 256
-"""Ids of each list a program."""
+"""Ids of each list at once."""
 WARPS = 4
 
 
@@ -40,11 +40,12 @@ class ControlTensors:
 
 
 @triton.jit
-def _mark(codes, token, bit, V: tl.constexpr, BLOCK_V: tl.constexpr):
-    """Sets `bit` of tokens, and says so behind the codes."""
-    inside = (token >= 0) & (token < V)
-    tl.atomic_or(codes + token, bit, mask=inside)
-    tl.atomic_or(codes + V + token // BLOCK_V, 1, mask=inside)
+def _mark(codes, token, first, bit, V: tl.constexpr, BLOCK_V: tl.constexpr):
+    """Sets `bit` of those tokens that are this program's, and says so behind the codes."""
+    own = (token >= first) & (token < first + BLOCK_V) & (token < V)
+    tl.atomic_or(codes + token, bit, mask=own)
+    tl.atomic_or(codes + V + token // BLOCK_V, 1, mask=own)
+    return own
 
 
 @triton.jit(do_not_specialize=["banned_n", "seen_n", "stop_n", "think_end_n"])
@@ -64,19 +65,30 @@ def mark_kernel(
     BLOCK_V: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """The lists into `codes`, which is all zeros before."""
-    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    token = tl.load(banned + i, mask=i < banned_n, other=V)
-    _mark(codes, token, 1, V, BLOCK_V)
-    token = tl.load(stop_ids + i, mask=i < stop_n, other=V)
-    _mark(codes, token, 2, V, BLOCK_V)
-    token = tl.load(think_end_ids + i, mask=i < think_end_n, other=V)
-    _mark(codes, token, 4, V, BLOCK_V)
-    counted = i < tl.minimum(seen_n, tl.load(seen_count))
-    token = tl.load(seen + i, mask=counted, other=V)
-    count = tl.load(counts + i, mask=counted, other=0.0).to(tl.int32)
-    tl.atomic_add(codes + token, count * 8, mask=(token >= 0) & (token < V))
-    _mark(codes, token, 0, V, BLOCK_V)
+    """Program (columns): its codes and their mark, from those ids of the lists that are among them.
+
+    Every program reads all lists: a few KB, and one launch less than zeros and then ids.
+    """
+    split = tl.program_id(0)
+    first = split * BLOCK_V
+    column = first + tl.arange(0, BLOCK_V)
+    tl.store(codes + column, tl.zeros([BLOCK_V], tl.int32), mask=column < V)
+    tl.store(codes + V + split, 0)
+    tl.debug_barrier()  # the zeros come before the bits
+    seen_n = tl.minimum(seen_n, tl.load(seen_count))
+    longest = tl.maximum(tl.maximum(banned_n, seen_n), tl.maximum(stop_n, think_end_n))
+    for begin in range(0, longest, BLOCK):
+        i = begin + tl.arange(0, BLOCK)
+        token = tl.load(banned + i, mask=i < banned_n, other=V)
+        _mark(codes, token, first, 1, V, BLOCK_V)
+        token = tl.load(stop_ids + i, mask=i < stop_n, other=V)
+        _mark(codes, token, first, 2, V, BLOCK_V)
+        token = tl.load(think_end_ids + i, mask=i < think_end_n, other=V)
+        _mark(codes, token, first, 4, V, BLOCK_V)
+        token = tl.load(seen + i, mask=i < seen_n, other=V)
+        count = tl.load(counts + i, mask=i < seen_n, other=0.0).to(tl.int32)
+        own = _mark(codes, token, first, 0, V, BLOCK_V)
+        tl.atomic_add(codes + token, count * 8, mask=own)
 
 
 @triton.jit
@@ -95,11 +107,10 @@ def controlled_logits(raw, code, penalties, stop_bias, think_end_bias):
 def control_codes(
     controls: ControlTensors, *, vocabulary: int, block_v: int, device: torch.device
 ) -> Tensor:
-    """The table [V + splits] int32 of these controls; two launches."""
-    size = vocabulary + triton.cdiv(vocabulary, block_v)
-    codes = torch.zeros(size, dtype=torch.int32, device=device)
-    longest = max(len(x) for x in (controls.banned, controls.seen, controls.stop_ids))
-    mark_kernel[(triton.cdiv(max(longest, 1), BLOCK),)](
+    """The table [V + splits] int32 of these controls."""
+    splits = triton.cdiv(vocabulary, block_v)
+    codes = torch.empty(vocabulary + splits, dtype=torch.int32, device=device)
+    mark_kernel[(splits,)](
         banned=controls.banned,
         seen=controls.seen,
         counts=controls.counts,

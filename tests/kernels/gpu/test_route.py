@@ -104,6 +104,17 @@ def test_coreset_is_cut_where_the_share_before_is_exact(
     assert got.coreset.tolist() == [True] * kept + [False] * (4 - kept)
 
 
+def test_coreset_is_cut_among_experts_that_many_rows_chose(device: str) -> None:
+    # Totals of about 52, 7, 3 and 1, shares .83, .11, .05, .01: all but one are 2 or more.
+    logits = torch.full((63, 5), -200.0, device=device)
+    for expert, rows in enumerate((range(52), range(52, 59), range(59, 62), range(62, 63))):
+        logits[list(rows), expert] = 0.0
+    for top_p, kept in ((0.8, 1), (0.9, 2), (0.94, 3), (1.0, 4)):
+        got = route_coreset_sorted(logits, top_k=1, top_p=top_p)
+        assert got.coreset is not None
+        assert got.coreset.tolist() == [True] * kept + [False] * (5 - kept)
+
+
 def test_rows_with_fewer_experts_than_top_k_end_with_none(device: str) -> None:
     logits = torch.zeros(3, 6, device=device)
     logits[range(3), [4, 4, 1]] = 200.0

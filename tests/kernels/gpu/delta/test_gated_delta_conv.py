@@ -8,13 +8,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from clover_local.kernels.gated_delta_commit import causal_conv
+from clover_local.kernels.gated_delta_commit import HeadShape, causal_conv
 from clover_local.kernels.gated_delta_preview import block_conv
 from clover_local.kernels.gpu.delta.gated_delta_conv import (
     CONFIGS,
     ConvConfig,
     Gates,
-    HeadShape,
     Mixed,
     commit_conv,
     preview_conv,

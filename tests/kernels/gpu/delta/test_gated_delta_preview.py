@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from clover_local.kernels.gated_delta_preview import block_softmax
-from clover_local.kernels.gpu.delta.gated_delta_preview import HistorySlot, normed_block_softmax
+from clover_local.kernels.gated_delta_preview import DiffusionWeights, block_softmax
+from clover_local.kernels.gpu.delta.gated_delta_preview import normed_block_softmax
 from clover_local.kernels.norms import gated_rms_norm, l2_norm
 
 H_K, H_V, DK, DV = 2, 4, 40, 20
@@ -28,7 +28,12 @@ class Block:
         self.q, self.k = q.view(rows, H_K, DK), k.view(rows, H_K, DK)
         self.v = v.view(rows, H_V, DV)
         self.g, self.state = -normal(rows, H_V).exp(), normal(H_V, DK, DV)
-        self.slot = HistorySlot(normal(H_V) * 4, normal(H_V), normal(H_V))
+        self.diffusion = DiffusionWeights(
+            right_taps=normal(3, 1),  # of the convolution, which comes before
+            logit_scale=normal(H_V) * 4,
+            history_bias=normal(H_V),
+            history_c=normal(H_V),
+        )
         self.z = normal(rows, 7 + H_V * DV).to(dtype)[:, 7:].view(rows, H_V, DV)
         self.norm = normal(DV)
 
@@ -39,7 +44,7 @@ class Block:
             v=self.v,
             g=self.g,
             state=self.state,
-            slot=self.slot,
+            diffusion=self.diffusion,
             block_size=32,
             z=self.z,
             norm_weight=self.norm,
@@ -53,9 +58,9 @@ class Block:
             v=self.v,
             g=self.g,
             state=self.state,
-            logit_scale=self.slot.logit_scale,
-            history_bias=self.slot.history_bias,
-            history_c=self.slot.history_c,
+            logit_scale=self.diffusion.logit_scale,
+            history_bias=self.diffusion.history_bias,
+            history_c=self.diffusion.history_c,
             block_size=32,
         )
         return gated_rms_norm(out, self.norm, gate=self.z, eps=EPS)
@@ -75,8 +80,8 @@ def test_kernel_is_the_plain_operators(rows: int, dtype: torch.dtype, device: st
 
 def test_extreme_logits_stay_finite(device: str) -> None:
     x = Block(7, dtype=torch.float32, device=device)
-    x.slot.history_bias.copy_(torch.tensor([-200.0, 200.0, 0.0, 0.0], device=device))
-    x.slot.logit_scale.copy_(torch.tensor([1.0, 1.0, 300.0, -300.0], device=device))
+    x.diffusion.history_bias.copy_(torch.tensor([-200.0, 200.0, 0.0, 0.0], device=device))
+    x.diffusion.logit_scale.copy_(torch.tensor([1.0, 1.0, 300.0, -300.0], device=device))
     x.g[2] = -torch.inf
     torch.testing.assert_close(x.kernel(), x.plain(), rtol=1e-4, atol=1e-4)
 

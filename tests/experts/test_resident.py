@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from clover_local.experts import ResidentExperts
+from clover_local.experts.resident import ResidentExperts
 from clover_local.kernels.experts import expert_mlp
 from clover_local.kernels.route import route
 
@@ -26,14 +26,14 @@ def test_each_layer_runs_its_own_experts() -> None:
     for layer in (1, 0):
         gate_up, down = weights(layer)
         expected = expert_mlp(x, routing, gate_up=list(gate_up), down=list(down))
-        assert torch.equal(experts.forward(layer, x, routing=routing), expected)
+        assert torch.equal(experts.forward(layer, x, routing=routing).sum(), expected)
 
 
 def test_large_experts_give_the_same_as_plain_ones() -> None:
     torch.manual_seed(2)
     gate_up, down = weights(3, inner=520, hidden=512)
     x, routing = torch.randn(9, 512) * 0.05, route(torch.randn(9, 5), top_k=3)
-    out = ResidentExperts([(gate_up, down)]).forward(0, x, routing=routing)
+    out = ResidentExperts([(gate_up, down)]).forward(0, x, routing=routing).sum()
     expected = expert_mlp(x, routing, gate_up=list(gate_up), down=list(down))
     torch.testing.assert_close(out, expected, rtol=1e-5, atol=2e-4)
 

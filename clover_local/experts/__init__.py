@@ -1,0 +1,1 @@
+"""The one place that knows where the routed experts are."""

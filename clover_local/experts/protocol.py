@@ -1,0 +1,46 @@
+"""What the model asks of its routed experts, wherever they are; it hands over rows and routing."""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from torch import Tensor
+
+from clover_local.kernels import dispatch
+from clover_local.kernels.dispatch import AnyRouting
+from clover_local.residency.demand import Kind
+
+
+@dataclass(frozen=True, eq=False)
+class ExpertResults:
+    """What routed experts gave, to be added over the places in order."""
+
+    results: Tensor  # [T, P, D] float32
+    expert_ids: Tensor | None = None  # [T, P], -1: nothing there, not to be read; None: all count
+
+    def sum(self) -> Tensor:
+        """[T, D] float32: the places in order."""
+        return dispatch.sum_places(self.results, self.expert_ids)
+
+
+class Experts(Protocol):
+    """Runs the routed experts of a layer, wherever their weights are."""
+
+    @property
+    def waits_because(self) -> str | None:
+        """Why a forward waits for the device, so that no CUDA graph can hold it; None: it doesn't.
+
+        Asked once: it may not change.
+        """
+
+    def begin(self, kind: Kind, *, block: int) -> None:
+        """A forward is about to ask for one layer after the other.
+
+        Args:
+            kind: what it is; a prompt should not take the place of what an answer uses.
+            block: the tokens committed before it: the same for the passes of a block and its
+                commit, another one for every block.
+        """
+
+    def forward(self, layer: int, x: Tensor, *, routing: AnyRouting) -> ExpertResults:
+        """The weighted results of each row's experts; `x` [T, D]."""
+        ...

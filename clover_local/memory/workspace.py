@@ -1,0 +1,60 @@
+"""Device memory that a forward needs besides weights and state, from the shapes of its tensors.
+
+A prompt's chunk of R rows, N bytes a number, has the residual stream all the time and the largest
+of three stages with it:
+
+    stream     3 R D N                          hidden states, what a layer adds, their norm
+    GDN        R (C + H_v Dv + 2 H_v) N         projections in (C = channels of the convolution)
+               + R C N + R 2 H_k Dk N           convolved; normed queries and keys
+               + R H_v Dv (4 + 2 N)             what the delta rule gives in float32, normed, gated
+    attention  R (2 H + 2 H_kv) Dh N            projections in
+               + R (3 H + H_kv) Dh N            normed and rotated, attended, gated
+    MoE        R E 8                            router logits and probabilities, float32
+               + R A (F N + 4 D)                activated products; each expert's result, float32
+               + R (4 D + 3 F_shared N)         their sum, the shared expert
+
+and the logits of its last row. A captured pass has the same for the rows of a block, with logits
+of each of them in N bytes and float32; its graph keeps that memory for itself.
+"""
+
+from clover_local.config import ModelConfig
+from clover_local.memory.sizes import MIB
+
+PREFILL_ROWS = (2048, 1024, 512, 256)
+"""Rows of a prompt that run together: the first that leaves room for the experts."""
+GRAPH_BYTES = 32 * MIB
+"""For the graphs themselves, some 600 launches each for a few widths, and partial sums of split-K.
+Assumed: not measured on the card."""
+
+
+def chunk_bytes(config: ModelConfig, *, rows: int, number_bytes: int) -> int:
+    """The activations of `rows` rows in one layer, without logits."""
+    c, n = config, number_bytes
+    keys, values = (
+        2 * c.linear_num_key_heads * c.linear_key_head_dim,
+        c.linear_num_value_heads * c.linear_value_head_dim,
+    )
+    gdn = (2 * c.qkv_dim + values + 2 * c.linear_num_value_heads + keys) * n + values * (4 + 2 * n)
+    heads = 5 * c.num_attention_heads + 3 * c.num_key_value_heads
+    experts = c.num_experts_per_tok * (c.moe_intermediate_size * n + 4 * c.hidden_size)
+    shared = 4 * c.hidden_size + 3 * c.shared_expert_intermediate_size * n
+    stages = (gdn, heads * c.head_dim * n, 8 * c.num_experts + experts + shared)
+    return rows * (3 * c.hidden_size * n + max(stages))
+
+
+def logits_bytes(config: ModelConfig, *, rows: int, number_bytes: int) -> int:
+    """Logits of `rows` rows as the head makes them and in float32."""
+    return rows * config.vocab_size * (number_bytes + 4)
+
+
+def prompt_workspace(config: ModelConfig, *, rows: int, number_bytes: int) -> int:
+    """What a prompt's chunk needs."""
+    chunk = chunk_bytes(config, rows=rows, number_bytes=number_bytes)
+    return chunk + logits_bytes(config, rows=1, number_bytes=number_bytes)
+
+
+def graph_pool(config: ModelConfig, *, number_bytes: int) -> int:
+    """What captured passes over a block need; they share it, since they never run together."""
+    rows = config.block_size
+    chunk = chunk_bytes(config, rows=rows, number_bytes=number_bytes)
+    return chunk + logits_bytes(config, rows=rows, number_bytes=number_bytes) + GRAPH_BYTES

@@ -1,0 +1,325 @@
+"""The pick on the device against the one on the host: whole runs, tables, interrupts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Literal
+
+import pytest
+import torch
+from torch import Tensor
+
+from clover_local.cache import SequenceState
+from clover_local.config import ModelConfig
+from clover_local.decoding.autoregressive import Autoregressive
+from clover_local.decoding.controls import ResponseControls
+from clover_local.decoding.denoise import Denoise
+from clover_local.decoding.device_pick import KEPT_REPLAYS, DevicePicker, Inputs, Room
+from clover_local.decoding.host_pick import HostPicker
+from clover_local.decoding.pick import DeviceBlock, Picker, RowStatistics
+from clover_local.decoding.run import Mode, Run
+from clover_local.decoding.settings import Settings
+from clover_local.errors import CloverError
+
+if TYPE_CHECKING:
+    from tests.decoding.conftest import Scripted
+
+MASK, STOP, PAD, VOCABULARY = 49, 48, 47, 50
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+MODES: dict[str, Mode] = {"denoise": Denoise(), "ar": Autoregressive()}
+BLOCK = 3
+"""Rows: each takes the interpreter some milliseconds a pass."""
+
+
+@dataclass(frozen=True)
+class Output:
+    logits: Tensor
+    block: DeviceBlock | None = None
+    expert_ids: tuple[Tensor, ...] = ()
+    coresets: tuple[Tensor, ...] = ()
+    distinct_experts: Tensor | None = None
+
+
+@dataclass
+class Noisy:
+    """Logits are noise that depends on the position and on what is fixed in the block."""
+
+    config: ModelConfig
+    keeps_block: bool = False
+    before_preview: Callable[[int], None] = lambda previews: None
+    device: torch.device = DEVICE
+    can_preview: bool = True
+    block: DeviceBlock | None = None
+    sent: int = 0
+    previews: int = 0
+
+    def commit(
+        self,
+        tokens: Sequence[int],
+        state: SequenceState,
+        *,
+        logits: Literal["all", "last", "none"] = "last",
+        kind: Literal["commit", "prompt"] = "commit",
+    ) -> Output:
+        kept = state.committed
+        state.advance(list(tokens), recurrent=kept.recurrent, conv=kept.conv)
+        return Output(noise([state.length], salt=0))
+
+    def preview(self, block: Sequence[int], state: SequenceState) -> Output:
+        self.before_preview(self.previews)
+        self.previews += 1
+        if self.keeps_block:
+            self._keep(list(block))
+        positions = range(state.length, state.length + len(block))
+        return Output(noise(positions, salt=sum(block)), self.block)
+
+    def _keep(self, block: list[int]) -> None:
+        """The block on the device, sent only where it is not there by now."""
+        if self.block is None or len(self.block.ids) != len(block):
+            self.block = DeviceBlock(torch.zeros(len(block), dtype=torch.int64, device=DEVICE), [])
+        if self.block.host != block:
+            self.sent += 1
+            self.block.ids.copy_(torch.tensor(block))
+            self.block.host = list(block)
+        assert self.block.ids.tolist() == block
+
+
+def noise(positions: Sequence[int], *, salt: int) -> Tensor:
+    """[rows, V]; rows of a position and salt are always the same."""
+    rows = [
+        torch.randn(VOCABULARY, generator=torch.Generator().manual_seed(1000 * p + salt % 997))
+        for p in positions
+    ]
+    return (torch.stack(rows) * 2).to(DEVICE)
+
+
+@pytest.fixture
+def small(scripted: Scripted) -> Callable[..., Noisy]:
+    config: ModelConfig = replace(scripted.config, block_size=BLOCK)
+
+    def make(**given: Any) -> Noisy:
+        return Noisy(config, **given)
+
+    return make
+
+
+def answer(model: Noisy, settings: Settings, picker: Picker, *, context: int = 40) -> Run:
+    """A whole answer to a prompt of two tokens."""
+    state = SequenceState(model.config, context=context, device=DEVICE, dtype=torch.float32)
+    run = Run(model, state, settings, prompt_tokens=2, picker=picker)
+    mode = MODES[settings.mode]
+    run.commit_prompt([1, 2], logits=mode.starts_from_logits)
+    while run.finish_reason is None:
+        list(mode.block(run))
+    return run
+
+
+CONTROLS: dict[str, dict[str, Any]] = {
+    "greedy": {},
+    "repetition": {
+        "max_new_tokens": 10,  # long enough to repeat
+        "presence_penalty": 0.4,
+        "frequency_penalty": 0.6,
+        "repetition_penalty": 1.4,
+        "suppress": (3, 4, 5, 17),
+    },
+    "length-and-thinking": {
+        "max_new_tokens": 10,
+        "length_penalty": 6.0,
+        "length_penalty_start": 3,
+        "length_penalty_window": 9,
+        "think_end_token_id": 7,
+        "think_end_bias": 6.0,
+        "think_end_start": 0,
+        "think_end_window": 2,
+        "threshold": 0.999,  # one row ends the thinking, and the others go without the bias
+    },
+    "drawn": {"temperature": 0.9, "top_k": 9, "top_p": 0.9, "seed": (1 << 63) + 9},
+    "drawn-from-everything": {"temperature": 1.4, "presence_penalty": 1.0, "threshold": 0.0},
+}
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("case", CONTROLS)
+def test_same_text_whoever_picks(
+    case: str, mode: str, small: Callable[..., Noisy], scripted: Scripted
+) -> None:
+    given = {"mode": mode, "max_new_tokens": 5, "threshold": 0.25, **CONTROLS[case]}
+    settings = scripted.settings(**given)
+    expected = answer(small(), settings, HostPicker())
+    got = answer(small(), settings, DevicePicker(DEVICE))
+    assert [t.token for t in got.tokens] == [t.token for t in expected.tokens]
+    assert [t.pass_number for t in got.tokens] == [t.pass_number for t in expected.tokens]
+    assert [t.confidence for t in got.tokens] == pytest.approx(
+        [t.confidence for t in expected.tokens], abs=1e-6
+    )
+    assert got.finish_reason == expected.finish_reason
+
+
+def test_one_picker_serves_runs_with_other_settings(
+    small: Callable[..., Noisy], scripted: Scripted
+) -> None:
+    picker = DevicePicker(DEVICE, room=Room(rows=1, banned=1, stop_ids=1, seen=1))
+    for case in ("repetition", "drawn", "greedy"):
+        given: dict[str, Any] = {"max_new_tokens": 4, **CONTROLS[case], "threshold": 0.1}
+        settings = scripted.settings(**given)
+        got = answer(small(), settings, picker)
+        assert got.tokens == answer(small(), settings, DevicePicker(DEVICE)).tokens
+
+
+def test_block_on_the_device_is_sent_once_and_kept_up_to_date(
+    small: Callable[..., Noisy], scripted: Scripted, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two blocks and one that the context cuts: the model and the picker send each once."""
+    uploads = count_calls(monkeypatch, Inputs, "send")
+    model, settings = small(keeps_block=True), scripted.settings(suppress=(STOP, PAD))
+    run = answer(model, settings, DevicePicker(DEVICE), context=2 + 2 * BLOCK + 2)
+    assert run.finish_reason == "context"
+    assert model.previews > 3
+    assert (model.sent, len(uploads)) == (3, 3)
+    assert run.tokens == answer(small(), settings, DevicePicker(DEVICE), context=10).tokens
+
+
+def count_calls(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str) -> list[None]:
+    calls, method = list[None](), getattr(owner, name)
+
+    def counted(*arguments: Any) -> Any:
+        calls.append(None)
+        return method(*arguments)
+
+    monkeypatch.setattr(owner, name, counted)
+    return calls
+
+
+def test_interrupt_behind_an_accept_leaves_nothing_wrong(
+    small: Callable[..., Noisy], scripted: Scripted, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The device has accepted, the host has not heard of it: the next run starts from nothing."""
+    model, picker = small(keeps_block=True), DevicePicker(DEVICE)
+    settings = scripted.settings(max_new_tokens=BLOCK, think_end_token_id=7, think_end_bias=9.0)
+    waits = DevicePicker._wait
+
+    def interrupted(self: DevicePicker) -> None:
+        if self._in_flight:
+            raise KeyboardInterrupt
+        waits(self)
+
+    monkeypatch.setattr(DevicePicker, "_wait", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        answer(model, settings, picker)
+    assert model.block is not None and model.block.host == []
+    monkeypatch.setattr(DevicePicker, "_wait", waits)
+    again = answer(model, settings, picker)
+    assert again.tokens == answer(small(), settings, DevicePicker(DEVICE)).tokens
+
+
+def test_interrupt_between_passes(small: Callable[..., Noisy], scripted: Scripted) -> None:
+    def interrupt(previews: int) -> None:
+        if previews == 2:
+            raise KeyboardInterrupt
+
+    settings, picker = scripted.settings(max_new_tokens=BLOCK), DevicePicker(DEVICE)
+    model = small(keeps_block=True, before_preview=interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        answer(model, settings, picker)
+    model.before_preview = lambda previews: None
+    again = answer(model, settings, picker)
+    assert again.tokens == answer(small(), settings, DevicePicker(DEVICE)).tokens
+
+
+def history(settings: Settings, tokens: Sequence[int] = (4, 9, 4, 30)) -> ResponseControls:
+    controls = ResponseControls(settings)
+    controls.add(tokens)
+    return controls
+
+
+def check_equal(got: RowStatistics, expected: RowStatistics) -> None:
+    assert got.token.tolist() == expected.token.tolist()
+    assert got.top_ids.tolist() == expected.top_ids.tolist()
+    for name in ("confidence", "raw_confidence", "entropy", "top_probabilities"):
+        torch.testing.assert_close(getattr(got, name), getattr(expected, name))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
+def test_statistics_of_some_rows(dtype: torch.dtype, scripted: Scripted) -> None:
+    controls = history(scripted.settings(presence_penalty=1.0))
+    logits = noise(range(5), salt=1).to(dtype)
+    got = DevicePicker(DEVICE).pick(logits, controls, rows=[1, 4])
+    check_equal(got, HostPicker().pick(logits, controls, rows=[1, 4]))
+
+
+@pytest.mark.parametrize("threshold", [0.0, 0.2, 0.99])
+def test_accepted_rows_and_reasons(threshold: float, scripted: Scripted) -> None:
+    controls = history(scripted.settings(threshold=threshold))
+    logits = noise(range(5), salt=2)
+    logits[1] = torch.nan  # of a row that is fixed
+    given: dict[str, Any] = {"block": [MASK, 5, MASK, MASK, 6], "rows": [0, 2, 3]}
+    expected, by_rule = HostPicker().pick_block(
+        logits, controls, **given, on_device=None, pass_number=2
+    )
+    got, accepted = DevicePicker(DEVICE).pick_block(
+        logits, controls, **given, on_device=None, pass_number=2
+    )
+    check_equal(got, expected)
+    assert accepted.accept.tolist() == by_rule.accept.tolist()
+    assert accepted.reasons == by_rule.reasons
+    assert given["block"] == [MASK, 5, MASK, MASK, 6]
+
+
+@pytest.mark.parametrize("broken", [torch.nan, torch.inf], ids=str)
+def test_logits_that_are_no_numbers_are_refused_alike(broken: float, scripted: Scripted) -> None:
+    controls, logits = history(scripted.settings()), noise(range(3), salt=3)
+    logits[2, 8] = broken
+    block = DeviceBlock(torch.tensor([MASK, 5, MASK], device=DEVICE), [MASK, 5, MASK])
+    given: dict[str, Any] = {"block": [MASK, 5, MASK], "rows": [0, 2], "pass_number": 0}
+    pickers: tuple[Picker, ...] = (HostPicker(), DevicePicker(DEVICE))
+    sentences = set()
+    for picker in pickers:
+        with pytest.raises(CloverError) as caught:
+            picker.pick(logits, controls, rows=[1, 2])
+        sentences.add(str(caught.value))
+        with pytest.raises(CloverError) as caught:
+            picker.pick_block(logits, controls, **given, on_device=block)
+        sentences.add(str(caught.value))
+    (sentence,) = sentences
+    assert "response position 7" in sentence
+    assert block.ids.tolist() == [MASK, 5, MASK]
+
+
+def test_suppressing_the_whole_vocabulary_is_refused(scripted: Scripted) -> None:
+    controls = history(scripted.settings(suppress=tuple(range(VOCABULARY))))
+    with pytest.raises(CloverError, match=r"position 5 .*--suppress"):
+        DevicePicker(DEVICE).pick(noise([0], salt=0), controls, rows=[0])
+
+
+def test_many_distinct_tokens_outgrow_the_room(scripted: Scripted) -> None:
+    picker = DevicePicker(DEVICE, room=Room(seen=2))
+    controls = history(scripted.settings(frequency_penalty=0.5), [])
+    for token in range(9):
+        logits = noise([token], salt=4)
+        controls.add([token, token])
+        check_equal(
+            picker.pick(logits, controls, rows=[0]), HostPicker().pick(logits, controls, rows=[0])
+        )
+
+
+def test_logits_at_ever_new_addresses_keep_few_captures(scripted: Scripted) -> None:
+    picker, controls = DevicePicker(DEVICE), history(scripted.settings())
+    kept = [noise([0], salt=salt) for salt in range(KEPT_REPLAYS + 3)]
+    for logits in kept:
+        picker.pick(logits, controls, rows=[0])
+    assert len(picker._replays) == KEPT_REPLAYS
+
+
+def test_block_of_the_device_has_to_be_the_hosts(scripted: Scripted) -> None:
+    block = DeviceBlock(torch.tensor([MASK, MASK], device=DEVICE), [])
+    with pytest.raises(ValueError, match=r"the device has the block \[\], the host \[49, 49\]"):
+        DevicePicker(DEVICE).pick_block(
+            noise([0, 1], salt=0),
+            history(scripted.settings()),
+            block=[MASK, MASK],
+            rows=[0, 1],
+            on_device=block,
+            pass_number=0,
+        )
