@@ -18,8 +18,6 @@ from clover_local.kernels.dispatch import DeltaState, KeysValues
 
 CHECKPOINTS = 8
 FIRST_ROWS = 256
-FIRST_ROWS_ON_GPU = 4096
-"""Whatever was captured in a CUDA graph is captured anew when buffers grow, so they start large."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -236,7 +234,8 @@ class SequenceState:
         keys, values = self._keys_values[layer]
         if rows <= len(keys):
             return
-        first = FIRST_ROWS_ON_GPU if keys.is_cuda else FIRST_ROWS
+        # On a GPU the whole context at once: it is planned for, and graphs hold the addresses.
+        first = self.context if keys.is_cuda else FIRST_ROWS
         capacity = min(max(rows, 2 * len(keys), first), self.context)
         self._keys_values[layer] = (self._grown(keys, capacity), self._grown(values, capacity))
 

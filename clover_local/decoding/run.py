@@ -11,6 +11,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Literal, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -30,6 +31,8 @@ from clover_local.decoding.result import (
 from clover_local.decoding.settings import Settings
 from clover_local.decoding.trace import Trace, commit_record, end_record, pass_record
 from clover_local.kernels import dispatch
+from clover_local.residency.demand import Kind
+from clover_local.residency.trace import forward_of, routing_record
 
 
 class ForwardOutput(Protocol):
@@ -224,8 +227,30 @@ class Run:
                     reasons=reasons,
                     coresets=[len(coreset) for coreset in output.coresets] if output else [],
                     milliseconds=milliseconds,
+                    routing=self._routing(output, "preview", masked=rows) if output else None,
                 )
             )
+
+    def _routing(
+        self, output: ForwardOutput, kind: Kind, *, masked: Sequence[int] | None = None
+    ) -> dict[str, object] | None:
+        """A forward's experts for the trace; None from a model that does not say which."""
+        if not output.expert_ids:
+            return None
+        ids = torch.stack(output.expert_ids).cpu().numpy()  # [L, T, A]
+        holds_mask = None
+        if masked is not None:
+            holds_mask = np.isin(np.arange(ids.shape[1]), masked)
+        return routing_record(
+            forward_of(
+                ids,
+                num_experts=self.model.config.num_experts,
+                kind=kind,
+                block=len(self.blocks),
+                number=0,  # the reader numbers them
+                masked=holds_mask,
+            )
+        )
 
     def finish(self, finish_reason: str) -> GenerationResult:
         """The result so far, kept in `result`; writes the trace's last record."""
@@ -260,7 +285,13 @@ class Run:
         seconds = time.perf_counter() - began
         if self._trace is not None:
             self._trace.write(
-                commit_record(tokens, start=start, prompt=prompt, milliseconds=1000 * seconds)
+                commit_record(
+                    tokens,
+                    start=start,
+                    prompt=prompt,
+                    milliseconds=1000 * seconds,
+                    routing=self._routing(output, "prompt" if prompt else "commit"),
+                )
             )
         return seconds
 

@@ -130,8 +130,9 @@ def pass_record(
     reasons: Sequence[str],
     coresets: Sequence[int],
     milliseconds: float,
+    routing: dict[str, object] | None,
 ) -> dict[str, object]:
-    """One forward that picked tokens.
+    """One forward that picked tokens; `routing` as in `residency/trace.py`.
 
     `rows` and `reasons` belong to the rows of `statistics`; one with reason "" was not fixed.
     """
@@ -164,19 +165,26 @@ def pass_record(
         "fixed": fixed,
         "coreset_sizes": list(coresets),
         "milliseconds": milliseconds,
+        **({} if routing is None else {"routing": routing}),
     }
 
 
 def commit_record(
-    tokens: Sequence[int], *, start: int, prompt: bool, milliseconds: float
+    tokens: Sequence[int],
+    *,
+    start: int,
+    prompt: bool,
+    milliseconds: float,
+    routing: dict[str, object] | None,
 ) -> dict[str, object]:
-    """One causal forward."""
+    """One causal forward; `routing` as in `residency/trace.py`."""
     return {
         "record": "commit",
         "of": "prompt" if prompt else "answer",
         "start": start,
         "tokens": list(tokens),
         "milliseconds": milliseconds,
+        **({} if routing is None else {"routing": routing}),
     }
 
 
