@@ -68,9 +68,17 @@ class SequenceState:
     """Keys, values, recurrent and conv state of one sequence of at most `context` tokens."""
 
     def __init__(
-        self, config: ModelConfig, *, context: int, device: torch.device | str, dtype: torch.dtype
+        self,
+        config: ModelConfig,
+        *,
+        context: int,
+        device: torch.device | str,
+        dtype: torch.dtype,
+        first_rows: int = FIRST_ROWS,
     ) -> None:
         """`dtype` is that of keys and values; recurrent and conv state are float32.
+
+        Buffers for keys and values hold `first_rows` tokens at first and grow up to `context`.
 
         Raises:
             ValueError: `context` is not between 1 and the model's `max_position_embeddings`.
@@ -80,6 +88,7 @@ class SequenceState:
                 f"context {context}, the model has 1 to {config.max_position_embeddings}"
             )
         self.context = context
+        self._first_rows = first_rows
         self.device = torch.device(device)
         self._config = config
         self._empty = (0, config.num_key_value_heads, config.head_dim)
@@ -234,9 +243,7 @@ class SequenceState:
         keys, values = self._keys_values[layer]
         if rows <= len(keys):
             return
-        # On a GPU the whole context at once: it is planned for, and graphs hold the addresses.
-        first = self.context if keys.is_cuda else FIRST_ROWS
-        capacity = min(max(rows, 2 * len(keys), first), self.context)
+        capacity = min(max(rows, 2 * len(keys), self._first_rows), self.context)
         self._keys_values[layer] = (self._grown(keys, capacity), self._grown(values, capacity))
 
     def _grown(self, buffer: Tensor, capacity: int) -> Tensor:

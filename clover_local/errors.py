@@ -31,3 +31,7 @@ class ContextError(CloverError):
 
 class HubError(CloverError):
     """A model that could not be had from the hub."""
+
+
+class ResourceError(CloverError):
+    """Memory of the device that ran out while an answer was made."""

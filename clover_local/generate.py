@@ -39,10 +39,12 @@ class Generator:
         should_stop: Callable[[], bool] | None = None,
         prefill_rows: int = PREFILL_ROWS,
         picker: Picker | None = None,
+        on_note: Callable[[str], None] = lambda line: None,
     ) -> None:
         """`should_stop` is asked between forwards; a forward takes `prefill_rows` of a prompt.
 
-        `picker` turns logits into tokens: on the host if not given.
+        `picker` turns logits into tokens: on the host if not given. `on_note` hears what a user
+        should know, such as that the cache of experts had to shrink.
         """
         self.model = model
         self.state = state
@@ -54,6 +56,7 @@ class Generator:
         """The last run's result, also of an interrupted one; None during a run, after an error."""
         self._run: Run | None = None
         self._picker: Picker = picker or HostPicker()
+        self._on_note = on_note
 
     def run(self, prompt_ids: Sequence[int], *, checkpoints: Sequence[int] = ()) -> EventStream:
         """The events of one answer; checks its arguments before it returns.
@@ -89,6 +92,7 @@ class Generator:
                 trace=self.trace,
                 should_stop=self.should_stop,
                 picker=self._picker,
+                on_note=self._on_note,
             ),
             checkpoints,
         )

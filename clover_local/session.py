@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,6 +22,7 @@ from clover_local.config import (
 from clover_local.decoding.settings import Settings
 from clover_local.errors import SettingsError
 from clover_local.hub import locate
+from clover_local.placement import MemoryOptions, Placement, place
 from clover_local.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
 DEVICES = ("cpu", "cuda")
 DTYPES = ("float32", "bfloat16")
 FINGERPRINT_BYTES = 4096  # of each tensor
+NOTHING_GIVEN = MemoryOptions()
 
 
 @dataclass(frozen=True)
@@ -55,9 +57,31 @@ class Session:
     opened: OpenModel
     model: Clover
     generator: Generator
-    context: int
-    device: str
-    dtype: str
+    placement: Placement
+
+    @property
+    def context(self) -> int:
+        """The most tokens of prompt and answer together."""
+        return self.placement.context
+
+    def memory_gap(self) -> str | None:
+        """What to say of tensors that take more or less than was planned; None: nothing."""
+        from clover_local.counted import counted_bytes, gap_line
+
+        plan = self.placement.plan
+        if plan is None:
+            return None
+        return gap_line(plan, counted_bytes(self.model, self.generator.state))
+
+    @property
+    def device(self) -> str:
+        """Where it runs."""
+        return self.placement.device
+
+    @property
+    def dtype(self) -> str:
+        """Of activations."""
+        return self.placement.dtype
 
 
 def open_model(name: str) -> OpenModel:
@@ -88,6 +112,41 @@ def fingerprint(opened: OpenModel) -> str:
     return digest.hexdigest()
 
 
+def plan_memory(
+    opened: OpenModel,
+    *,
+    context: int | None = None,
+    device: str | None = None,
+    dtype: str | None = None,
+    memory: MemoryOptions = NOTHING_GIVEN,
+) -> Placement:
+    """Where the parts of the model would go; nothing is loaded.
+
+    Args:
+        device: `cpu` or `cuda`; None takes cuda where there is one.
+        dtype: of activations and of weights that are not packed; None takes float32 on the CPU,
+            bfloat16 on cuda.
+        memory: limits that the user has set.
+
+    Raises:
+        SettingsError: an unknown or absent device, an unknown dtype, a context beyond the model's,
+            a model that does not fit.
+    """
+    if context is not None:
+        check_context(context, opened.config)
+    _check_choice("device", device, DEVICES)
+    _check_choice("dtype", dtype, DTYPES)
+    place_type = check_device(device).type
+    return place(
+        opened.checkpoint,
+        opened.config,
+        device=place_type,
+        dtype=dtype or ("float32" if place_type == "cpu" else "bfloat16"),
+        context=context,
+        options=memory,
+    )
+
+
 def load(
     opened: OpenModel,
     settings: Settings,
@@ -95,59 +154,120 @@ def load(
     context: int | None = None,
     device: str | None = None,
     dtype: str | None = None,
+    memory: MemoryOptions = NOTHING_GIVEN,
     on_progress: Callable[[int, int], None] = lambda done, total: None,
     on_note: Callable[[str], None] = lambda line: None,
 ) -> Session:
     """Loads the weights and makes an empty state of at most `context` tokens.
 
     Args:
-        device: `cpu` or `cuda`; None takes cuda where there is one.
-        dtype: of activations and of weights that are not packed; None takes float32 on the CPU,
-            bfloat16 on cuda.
+        context: see `plan_memory`, as `device`, `dtype` and `memory`.
         on_progress: called with bytes read and bytes in all.
         on_note: called with what a user should know of how passes run, now or later.
 
     Raises:
-        SettingsError: an unknown or absent device, an unknown dtype, a context beyond the model's,
-            kernels that do not exist.
+        SettingsError: as `plan_memory`; kernels that do not exist; no room after all.
         CheckpointError: the weights cannot be read.
     """
-    context = check_context(context, opened.config)
-    _check_choice("device", device, DEVICES)
-    _check_choice("dtype", dtype, DTYPES)
+    placement = plan_memory(opened, context=context, device=device, dtype=dtype, memory=memory)
 
     import torch
 
-    from clover_local.cache import SequenceState
-    from clover_local.checkpoint.load import load_parameters
-    from clover_local.experts.resident import ResidentExperts
-    from clover_local.generate import Generator
+    from clover_local.cache import FIRST_ROWS, SequenceState
+    from clover_local.generate import PREFILL_ROWS, Generator
     from clover_local.kernels import dispatch
-    from clover_local.model.clover import Clover
     from clover_local.model.graphs import GraphedClover
 
-    place = check_device(device)
-    dtype = dtype or ("float32" if place.type == "cpu" else "bfloat16")
-    number: torch.dtype = getattr(torch, dtype)
+    where, number = torch.device(placement.device), getattr(torch, placement.dtype)
     try:
-        dispatch.check_choice(place, number)
+        dispatch.check_choice(where, number)
     except ValueError as error:  # the environment is the user's, so this is no wrong call
         raise SettingsError(str(error)) from None
-    loaded = load_parameters(
-        opened.checkpoint, opened.config, device=place, dtype=number, on_progress=on_progress
-    )
-    parameters, layers = loaded.parameters, list(loaded.experts)
-    del loaded  # so that each layer's experts are freed as soon as they are taken over
-    experts = ResidentExperts(layers.pop(0) for _ in range(opened.config.num_hidden_layers))
-    model = Clover(opened.config, parameters, experts=experts, device=place, dtype=number)
-    state = SequenceState(opened.config, context=context, device=place, dtype=number)
+    plan = placement.plan
+    try:
+        model = _model(opened, placement, on_progress=on_progress, on_note=on_note)
+        # Where memory is planned, keys and values are allocated at once.
+        state = SequenceState(
+            opened.config,
+            context=placement.context,
+            device=where,
+            dtype=number,
+            first_rows=FIRST_ROWS if plan is None else placement.context,
+        )
+        if plan is not None:
+            state.reserve(1)
+            model.prepare(state)
+    except torch.OutOfMemoryError:
+        raise SettingsError(
+            "the device has less free memory than was planned for: close what else uses it, or "
+            "pass a smaller --gpu-memory"
+        ) from None
     generator = Generator(
-        GraphedClover(model, on_fallback=on_note) if place.type == "cuda" else model,
+        GraphedClover(model, on_fallback=on_note) if where.type == "cuda" else model,
         state,
         settings,
-        picker=_picker(place) if dispatch.on_gpu(model.embedding) else None,
+        picker=_picker(where) if dispatch.on_gpu(model.head.norm) else None,
+        prefill_rows=PREFILL_ROWS if plan is None else plan.prefill_rows,
+        on_note=on_note,
     )
-    return Session(opened, model, generator, context, str(place), dtype)
+    return Session(opened, model, generator, placement)
+
+
+def _model(
+    opened: OpenModel,
+    placement: Placement,
+    *,
+    on_progress: Callable[[int, int], None],
+    on_note: Callable[[str], None],
+) -> Clover:
+    """The model with its weights."""
+    import torch
+
+    from clover_local.checkpoint.load import load_parameters
+    from clover_local.checkpoint.parameters import EMBEDDING
+    from clover_local.experts.arrange import offload
+    from clover_local.experts.protocol import Experts
+    from clover_local.experts.resident import ResidentExperts
+    from clover_local.experts.store import ExpertStore
+    from clover_local.model.clover import Clover
+    from clover_local.residency.profile import load_profile
+
+    config, plan = opened.config, placement.plan
+    device, number = torch.device(placement.device), getattr(torch, placement.dtype)
+    on_host = plan is not None and plan.budget.embedding_on_host and not config.tie_word_embeddings
+    loaded = load_parameters(
+        opened.checkpoint,
+        config,
+        device=device,
+        dtype=number,
+        routed_experts=not placement.offloads,
+        on_host=[EMBEDDING] if on_host else [],
+        on_progress=on_progress,
+    )
+    experts: Experts
+    if plan is not None and placement.offloads:
+        profile = placement.options.profile
+        experts = offload(
+            ExpertStore(opened.checkpoint, config, device=device, dtype=number),
+            plan,
+            device=device,
+            policy=placement.policy,
+            profile=None if profile is None else load_profile(profile),
+            on_progress=on_progress,
+            on_note=on_note,
+        )
+    else:
+        layers = list(loaded.experts)
+        loaded = replace(loaded, experts=())  # each layer's experts are freed once taken over
+        experts = ResidentExperts(layers.pop(0) for _ in range(config.num_hidden_layers))
+    return Clover(
+        config,
+        loaded.parameters,
+        experts=experts,
+        device=device,
+        dtype=number,
+        embedding_on_host=on_host,
+    )
 
 
 def _picker(device: torch.device) -> Picker:

@@ -46,6 +46,15 @@ class GroupedExperts:
         """See `Experts.waits_because`."""
         return "experts are read group by group"
 
+    def stats(self) -> None:
+        """See `Experts.stats`."""
+
+    def shrink(self) -> None:
+        """See `Experts.shrink`."""
+
+    def resize(self, slots: int) -> None:
+        """See `Experts.resize`; nothing is kept."""
+
     def begin(self, kind: Kind, *, block: int) -> None:
         """See `Experts.begin`; a layer alone runs no forward."""
 

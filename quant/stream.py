@@ -84,6 +84,15 @@ class LayerExperts:
         """See `Experts.waits_because`."""
         return "a layer alone runs no passes"
 
+    def stats(self) -> None:
+        """See `Experts.stats`."""
+
+    def shrink(self) -> None:
+        """See `Experts.shrink`."""
+
+    def resize(self, slots: int) -> None:
+        """See `Experts.resize`; nothing is kept."""
+
     def begin(self, kind: Kind, *, block: int) -> None:
         """See `Experts.begin`; a layer alone runs no forward."""
 

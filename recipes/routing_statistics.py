@@ -73,6 +73,12 @@ class Recorder:
             self.block, self.number = self.block + 1, 0
         return output
 
+    def offload_stats(self) -> None:
+        """See `Model`; every expert is resident."""
+
+    def give_up_memory(self) -> None:
+        """See `Model`."""
+
     def preview(self, block: Sequence[int], state: SequenceState) -> ForwardOutput:
         """See `Model`."""
         output = self.model.preview(block, state)

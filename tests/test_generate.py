@@ -148,6 +148,12 @@ class Interrupting:
         self._model, self._forward, self._after, self._count = model, forward, after, 0
         self.config, self.can_preview, self.device = model.config, model.can_preview, model.device
 
+    def offload_stats(self) -> None:
+        pass
+
+    def give_up_memory(self) -> None:
+        pass
+
     def commit(self, *arguments: Any, **options: Any) -> Any:
         return self._interrupted(lambda: self._model.commit(*arguments, **options))
 

@@ -11,7 +11,7 @@ LAYERS = [
     ("cli",),
     ("quant", "calibration_data"),
     ("demo",),
-    ("chat", "bench", "session"),
+    ("chat", "bench", "session", "placement", "counted"),
     ("generate",),
     ("decoding", "model"),
     ("experts", "cache", "memory", "residency"),

@@ -22,7 +22,9 @@ if TYPE_CHECKING:  # Triton is loaded where there is a GPU
 Weights = Literal["float32", "int4"]
 
 
-def real_layers(*, layers: int = 4, experts: int = 64, vocabulary: int = 32768) -> ModelConfig:
+def real_layers(
+    *, layers: int = 4, experts: int = 64, vocabulary: int = 32768, context: int = 4096
+) -> ModelConfig:
     """The real model's layer shapes with fewer layers, experts and words."""
     return ModelConfig(
         vocab_size=vocabulary,
@@ -47,7 +49,7 @@ def real_layers(*, layers: int = 4, experts: int = 64, vocabulary: int = 32768) 
         shared_expert_intermediate_size=512,
         rms_norm_eps=1e-6,
         tie_word_embeddings=False,
-        max_position_embeddings=4096,
+        max_position_embeddings=context,
         block_size=32,
         mask_token_id=vocabulary - 1,
         threshold=0.95,

@@ -5,7 +5,7 @@ wanted dtype; any other is converted on its own, so that no second copy of the m
 time. Plain experts that are apart on disk are stacked in place.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -40,6 +40,8 @@ def load_parameters(
     *,
     device: torch.device | str = "cpu",
     dtype: torch.dtype = torch.float32,
+    routed_experts: bool = True,
+    on_host: Collection[str] = (),
     on_progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> LoadedParameters:
     """Loads every parameter to `device`: float32 where `PARAMETERS` says so, `dtype` elsewhere.
@@ -47,6 +49,8 @@ def load_parameters(
     Packed matrices stay packed, whatever `dtype` is.
 
     Args:
+        routed_experts: without them `experts` is empty.
+        on_host: parameters that stay in host memory, by name.
         on_progress: called after each parameter, or each matrix of an expert, with bytes read so
             far and bytes in all.
 
@@ -58,27 +62,33 @@ def load_parameters(
     maps = _Maps()
     parameters: dict[str, Weight] = {}
     experts = _Experts(config.num_experts, torch.device(device), dtype)
-    total = sum(placement.tensor.nbytes for placement in checkpoint.placements)
+    chosen = {
+        key: parts
+        for key, parts in checkpoint.parts.items()
+        if routed_experts or not (key[1] is not None or parts[0].target.kind.fused)
+    }
+    total = sum(part.tensor.nbytes for parts in chosen.values() for part in parts)
     done = 0
-    for (name, expert), parts in checkpoint.parts.items():
+    for (name, expert), parts in chosen.items():
         weight = joined([maps.weight(part) for part in parts])
         kind = parts[0].target.kind
         if expert is not None:
             experts.add(name, expert, weight=weight)
         elif isinstance(weight, PackedWeight):
-            parameters[name] = weight.to(device)
+            parameters[name] = weight if name in on_host else weight.to(device)
         elif kind.fused:
             experts.add_all(name, weight)
         else:
             wanted = torch.float32 if kind.float32 else dtype
-            parameters[name] = weight.to(device=device, dtype=wanted)
+            where = "cpu" if name in on_host else device
+            parameters[name] = weight.to(device=where, dtype=wanted)
         done += sum(part.tensor.nbytes for part in parts)
         on_progress(done, total)
     layers = tuple(
         ExpertWeights(
             experts.take(GATE_UP.format(layer=layer)), experts.take(DOWN.format(layer=layer))
         )
-        for layer in range(config.num_hidden_layers)
+        for layer in range(config.num_hidden_layers if routed_experts else 0)
     )
     parameters.setdefault(HEAD, parameters[EMBEDDING])
     return LoadedParameters(parameters, layers)

@@ -54,11 +54,17 @@ def chat(
     context: o.ContextOpt = None,
     device: o.DeviceOpt = None,
     dtype: o.DtypeOpt = None,
+    gpu_memory: o.GpuMemoryOpt = None,
+    expert_slots: o.ExpertSlotsOpt = None,
+    pin_limit: o.PinLimitOpt = None,
+    policy: o.PolicyOpt = None,
+    expert_profile: o.ExpertProfileOpt = None,
+    cpu_experts: o.CpuExpertsOpt = None,
     strict: o.StrictOpt = False,
     quiet: o.QuietOpt = False,
 ) -> None:
     """Chat with a model; without MODEL, with the small demo model that comes with the package."""
-    given = o.given_settings(call)
+    given, memory = o.given_settings(call), o.memory_options(call)
     question = None if prompt is None else read_prompt(prompt, file=None, keep_newline=True)
     opened, resolved = start.open_model(
         model or DEMO, given, template_flags={"system": system, "think": think}, strict=strict
@@ -67,7 +73,15 @@ def chat(
     opened.tokenizer.render(messages(question or "Hello", system=system), enable_thinking=think)
     if model is None:
         console.note(INTRODUCTION)
-    session = start.load(opened, resolved.settings, context=context, device=device, dtype=dtype)
+    session = start.load(
+        opened,
+        resolved.settings,
+        context=context,
+        device=device,
+        dtype=dtype,
+        memory=memory,
+        strict=strict,
+    )
     places = {
         "system": system,
         "think": think,

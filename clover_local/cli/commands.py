@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field
 from clover_local.chat import Conversation
 from clover_local.cli import console, effects
 from clover_local.cli.live import WATCH
-from clover_local.cli.status import size, stats_rows
+from clover_local.cli.status import cache_rows, offload_rows, size, stats_rows
 from clover_local.decoding.result import GenerationResult
 from clover_local.decoding.settings import DEFAULT, KEYS, MODES, ResolvedSettings
 from clover_local.errors import SettingsError
@@ -111,11 +111,32 @@ def _show(chat: ChatState, argument: str) -> None:
 
 def _stats(chat: ChatState, argument: str) -> None:
     if chat.last is not None:
-        console.show_table("Last answer", stats_rows(chat.last.stats))
+        rows = stats_rows(chat.last.stats) + cache_rows(chat.last.cache)
+        console.show_table("Last answer", rows)
     state = chat.conversation.generator.state
     rows = [("tokens", f"{state.length} of {state.context}")]
     rows += [(part, size(nbytes)) for part, nbytes in asdict(state.nbytes).items()]
     console.show_table("State", rows)
+
+
+def _cache(chat: ChatState, argument: str) -> None:
+    experts = chat.session.model.experts
+    stats = experts.stats()
+    if stats is None:
+        if argument:
+            raise SettingsError(
+                "/cache N changes the slots of a cache, and here every expert is on the device: "
+                "start with --expert-slots N"
+            )
+        console.text("every expert is on the device: there is no cache")
+        return
+    if argument:
+        if not argument.replace(",", "").isdigit():
+            raise SettingsError(f"/cache takes a number of slots, not {argument!r}")
+        experts.resize(int(argument.replace(",", "")))
+        stats = experts.stats()
+    if stats is not None:
+        console.show_table("Experts on the device", offload_rows(stats))
 
 
 def _think(chat: ChatState, argument: str) -> None:
@@ -171,6 +192,9 @@ COMMANDS = {
     "/set": Command("/set KEY VALUE", "change a setting", _set, tuple(KEYS)),
     "/show": Command("/show", "every setting, its value, and where it came from", _show),
     "/stats": Command("/stats", "speed of the last answer, size of the state", _stats),
+    "/cache": Command(
+        "/cache [N]", "the experts on the device; with N: so many slots from now on", _cache
+    ),
     "/think": Command("/think on|off|auto", "think before answering", _think, tuple(THINK)),
     "/mode": Command("/mode denoise|ar", "block diffusion, or one token a forward", _mode, MODES),
     "/watch": Command(

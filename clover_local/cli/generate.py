@@ -12,7 +12,7 @@ from clover_local.cli import console, start
 from clover_local.cli import options as o
 from clover_local.cli.interrupt import INTERRUPTED, follow
 from clover_local.cli.prompts import messages, parse_ids, read_prompt
-from clover_local.cli.status import stats_rows
+from clover_local.cli.status import cache_rows, stats_rows
 
 if TYPE_CHECKING:
     from clover_local.decoding.events import Event
@@ -64,6 +64,12 @@ def generate(
     context: o.ContextOpt = None,
     device: o.DeviceOpt = None,
     dtype: o.DtypeOpt = None,
+    gpu_memory: o.GpuMemoryOpt = None,
+    expert_slots: o.ExpertSlotsOpt = None,
+    pin_limit: o.PinLimitOpt = None,
+    policy: o.PolicyOpt = None,
+    expert_profile: o.ExpertProfileOpt = None,
+    cpu_experts: o.CpuExpertsOpt = None,
     trace: TraceOpt = None,
     stats: StatsOpt = False,
     as_json: o.JsonOpt = False,
@@ -71,7 +77,7 @@ def generate(
     quiet: o.QuietOpt = False,
 ) -> None:
     """Write one answer to a prompt from -p, a file, a pipe, or token ids."""
-    given = o.given_settings(call)
+    given, memory = o.given_settings(call), o.memory_options(call)
     text, ids = _prompt(prompt, file=file, prompt_ids=prompt_ids, raw=raw)
     template_flags = {"system": system, "think": think, "raw": raw if raw and ids else None}
     bypass = "--prompt-ids" if ids else "--raw" if raw else None
@@ -81,7 +87,15 @@ def generate(
     if not raw and not ids:
         text = opened.tokenizer.render(messages(text, system=system), enable_thinking=think)
     with start.trace(opened, trace) as tracing:
-        session = start.load(opened, resolved.settings, context=context, device=device, dtype=dtype)
+        session = start.load(
+            opened,
+            resolved.settings,
+            context=context,
+            device=device,
+            dtype=dtype,
+            memory=memory,
+            strict=strict,
+        )
         session.generator.trace = tracing
         finished = _answer(session, ids or opened.tokenizer.encode(text), as_json=as_json)
     _report(session, as_json=as_json, stats=stats)
@@ -129,4 +143,5 @@ def _report(session: Session, *, as_json: bool, stats: bool) -> None:
         text = session.opened.tokenizer.decode(result.text_ids)
         console.print_json(result.to_json(text=text))
     if stats:
-        console.show_table("Stats", stats_rows(result.stats), stream=sys.stderr)
+        rows = stats_rows(result.stats) + cache_rows(result.cache)
+        console.show_table("Stats", rows, stream=sys.stderr)

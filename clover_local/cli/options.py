@@ -1,11 +1,16 @@
 """Arguments and flags that several commands share, as types; named as in `/set` and `Settings`."""
 
+from pathlib import Path
 from typing import Annotated, TypeAlias
 
 import typer
 
 from clover_local.cli import console
 from clover_local.decoding.settings import KEYS
+from clover_local.errors import SettingsError
+from clover_local.memory.sizes import parse_size
+from clover_local.placement import MemoryOptions
+from clover_local.residency.names import POLICY_NAMES
 
 ModelArg: TypeAlias = Annotated[
     str,
@@ -50,6 +55,33 @@ DeviceOpt: TypeAlias = Annotated[
 DtypeOpt: TypeAlias = Annotated[
     str | None,
     typer.Option(metavar="float32|bfloat16", help="Default: float32 on cpu, bfloat16 on cuda."),
+]
+
+GpuMemoryOpt: TypeAlias = Annotated[
+    str | None,
+    typer.Option(
+        metavar="SIZE",
+        help="Most memory to take of the device, such as 15360MiB: of a card, or on cpu of RAM.",
+    ),
+]
+ExpertSlotsOpt: TypeAlias = Annotated[
+    int | None,
+    typer.Option(metavar="N", help="Experts to keep on the device; default: as many as fit."),
+]
+PinLimitOpt: TypeAlias = Annotated[
+    str | None, typer.Option(metavar="SIZE", help="Most pinned host memory.")
+]
+PolicyOpt: TypeAlias = Annotated[
+    str | None,
+    typer.Option(metavar="|".join(POLICY_NAMES), help="Which experts stay on the device."),
+]
+ExpertProfileOpt: TypeAlias = Annotated[
+    Path | None,
+    typer.Option(metavar="FILE", help="Most used experts of earlier runs: they are loaded first."),
+]
+CpuExpertsOpt: TypeAlias = Annotated[
+    str | None,
+    typer.Option(metavar="off", help="Compute missing experts on the CPU: not there yet."),
 ]
 
 ModeOpt: TypeAlias = Annotated[
@@ -106,6 +138,31 @@ ThinkEndStartOpt: TypeAlias = Annotated[
 ThinkEndWindowOpt: TypeAlias = Annotated[
     int | None, typer.Option(metavar="N", help="Tokens from there to full strength.")
 ]
+
+
+def memory_options(call: typer.Context) -> MemoryOptions:
+    """The memory flags of a call.
+
+    Raises:
+        SettingsError: a size that is none, or what this version cannot do.
+    """
+    given = call.params
+    if given["cpu_experts"] not in (None, "off"):
+        raise SettingsError(
+            f"--cpu-experts {given['cpu_experts']}: missing experts are always copied to the "
+            "device in this version: leave it out"
+        )
+    sizes = {
+        name: None if given[name] is None else parse_size(given[name], f"--{flag}")
+        for name, flag in (("gpu_memory", "gpu-memory"), ("pin_limit", "pin-limit"))
+    }
+    return MemoryOptions(
+        device_bytes=sizes["gpu_memory"],
+        expert_slots=given["expert_slots"],
+        pin_limit=sizes["pin_limit"],
+        policy=given["policy"],
+        profile=given["expert_profile"],
+    )
 
 
 def given_settings(call: typer.Context) -> dict[str, object]:

@@ -12,6 +12,7 @@ from clover_local.decoding.settings import ResolvedSettings, Settings, resolve
 
 if TYPE_CHECKING:
     from clover_local.decoding.trace import Trace
+    from clover_local.placement import MemoryOptions
     from clover_local.session import OpenModel, Session
 
 
@@ -56,10 +57,21 @@ def load(
     context: int | None,
     device: str | None,
     dtype: str | None,
+    memory: MemoryOptions,
+    strict: bool,
 ) -> Session:
-    """The model in memory, with progress on stderr."""
+    """The model in memory, with progress on stderr; says where its experts are.
+
+    Memory flags without effect are noted, or with `strict` an error, before anything is read.
+    """
     from clover_local import session
 
+    placement = session.plan_memory(
+        opened, context=context, device=device, dtype=dtype, memory=memory
+    )
+    effects.report(placement.without_effect(), strict=strict)
+    if placement.line is not None:
+        console.note(placement.line)
     notes: list[str] = []
     loading = True  # a note would tear the progress bar apart
     with console.progress(f"loading {opened.name}") as on_progress:
@@ -69,12 +81,13 @@ def load(
             context=context,
             device=device,
             dtype=dtype,
+            memory=memory,
             on_progress=on_progress,
             on_note=lambda line: notes.append(line) if loading else console.note(line),
         )
         loading = False
-    for line in notes:
-        console.note(line)
+    for line in [*notes, *filter(None, [loaded.memory_gap()])]:
+        console.note(f"note: {line}")
     if settings.temperature > 0:
         console.note(f"seed {settings.seed}")
     return loaded

@@ -1,8 +1,12 @@
 """What a run cost, in words: the line after an answer, and the rows of `--stats` and `/stats`."""
 
 from dataclasses import fields
+from typing import TYPE_CHECKING
 
-from clover_local.decoding.result import GenerationResult, Stats
+from clover_local.decoding.result import CacheUse, GenerationResult, Stats
+
+if TYPE_CHECKING:
+    from clover_local.experts.traffic import OffloadStats
 
 UNITS = {
     "ms_per_preview": "ms",
@@ -25,6 +29,8 @@ def status_line(result: GenerationResult) -> str:
         parts.append(f"{passes:.1f} passes a block")
     if stats.ms_per_preview is not None:
         parts.append(f"{stats.ms_per_preview:.1f} ms a pass")
+    if result.cache is not None:
+        parts.append(f"{100 * stats.hit_rate:.1f} % hits")
     memory = stats.device_peak_bytes or stats.host_peak_bytes
     if memory is not None:
         parts.append(f"{size(memory)} at most")
@@ -43,6 +49,43 @@ def ending(finish_reason: str) -> str:
 def stats_rows(stats: Stats) -> list[tuple[str, str]]:
     """(name, value) of everything that was measured."""
     return [(field.name, _shown(field.name, getattr(stats, field.name))) for field in fields(stats)]
+
+
+def cache_rows(cache: CacheUse | None) -> list[tuple[str, str]]:
+    """(name, value) of what the cache of experts did; nothing where every expert is resident."""
+    if cache is None:
+        return []
+    return [
+        ("expert hits", f"{cache.hits:,}"),
+        ("expert misses", f"{cache.misses:,}"),
+        ("of these not kept", f"{cache.refused:,}"),
+        ("experts evicted", f"{cache.evicted:,}"),
+        ("copied from the host", size(cache.bytes)),
+        ("waited for copies", f"{cache.exposed_ms:.1f} ms"),
+        ("copied meanwhile", f"{cache.hidden_ms:.1f} ms"),
+    ]
+
+
+def offload_rows(stats: "OffloadStats") -> list[tuple[str, str]]:
+    """(name, value) of the cache of experts since the start, by kind of forward."""
+    rows = [
+        ("slots", f"{stats.slots:,}, of these {stats.passing} for experts that are not kept"),
+        ("experts there", f"{stats.resident:,} of {stats.experts:,}"),
+        ("memory", f"{size(stats.device_bytes)}, pinned on the host {size(stats.pinned_bytes)}"),
+        ("filled at the start", size(stats.filled.bytes)),
+    ]
+    for kind, counts in stats.counts.items():
+        traffic = stats.traffic.get(kind)
+        copied = 0 if traffic is None else traffic.bytes
+        rate = "-" if counts.hit_rate is None else f"{100 * counts.hit_rate:.1f} %"
+        rows.append(
+            (
+                f"{kind}s",
+                f"{rate} hits: {counts.hits:,} hits, {counts.misses:,} misses "
+                f"({counts.refused:,} not kept), {counts.evicted:,} evicted, {size(copied)} copied",
+            )
+        )
+    return rows
 
 
 def _shown(name: str, value: float | None) -> str:

@@ -67,6 +67,19 @@ class Stats:
 
 
 @dataclass(frozen=True)
+class CacheUse:
+    """What the expert cache did for one run, its prompt included."""
+
+    hits: int  # each expert once a layer and forward
+    misses: int
+    evicted: int
+    refused: int  # misses that were computed and not kept
+    bytes: int  # copied from the host
+    exposed_ms: float  # nothing was computed because a copy was not there yet
+    hidden_ms: float  # of the copies' own time, what passed behind computation
+
+
+@dataclass(frozen=True)
 class GenerationResult:
     """One answer. `finish_reason`: stop, length, context or cancelled."""
 
@@ -77,6 +90,7 @@ class GenerationResult:
     mode: str
     blocks: tuple[Block, ...]
     stats: Stats
+    cache: CacheUse | None = None  # None: every expert is on the device
 
     @property
     def token_ids(self) -> tuple[int, ...]:

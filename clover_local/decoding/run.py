@@ -23,6 +23,7 @@ from clover_local.decoding.host_pick import HostPicker
 from clover_local.decoding.pick import Accept, DeviceBlock, Picker, RowStatistics
 from clover_local.decoding.result import (
     Block,
+    CacheUse,
     EmittedToken,
     GenerationResult,
     Stats,
@@ -30,6 +31,8 @@ from clover_local.decoding.result import (
 )
 from clover_local.decoding.settings import Settings
 from clover_local.decoding.trace import Trace, commit_record, end_record, pass_record
+from clover_local.errors import ResourceError
+from clover_local.experts.traffic import OffloadStats
 from clover_local.kernels import dispatch
 from clover_local.residency.demand import Kind
 from clover_local.residency.trace import forward_of, routing_record
@@ -71,6 +74,11 @@ class Model(Protocol):
         kind: Literal["commit", "prompt"] = "commit",
     ) -> ForwardOutput: ...
     def preview(self, block: Sequence[int], state: SequenceState) -> ForwardOutput: ...
+    def offload_stats(self) -> OffloadStats | None:
+        """What the expert cache did so far; None where every expert is on the device."""
+
+    def give_up_memory(self) -> str | None:
+        """Frees some of the device's memory, and says how; None where there is none to free."""
 
 
 class Mode(Protocol):
@@ -107,6 +115,7 @@ class Run:
         *,
         prompt_tokens: int,
         picker: Picker | None = None,
+        on_note: Callable[[str], None] = lambda line: None,
         trace: Trace | None = None,
         should_stop: Callable[[], bool] | None = None,
     ) -> None:
@@ -126,10 +135,12 @@ class Run:
         self.clock = Clock()
         self.reused_tokens = 0
         self._picker: Picker = picker or HostPicker()
+        self._on_note = on_note
         self._prompt_tokens = prompt_tokens
         self._trace = trace
         self._should_stop = should_stop
         self._experts_used = torch.zeros((), dtype=torch.float64, device=model.device)
+        self._cache_before = model.offload_stats()
 
     @property
     def room(self) -> int:
@@ -161,7 +172,7 @@ class Run:
 
     def preview(self, block: Sequence[int]) -> ForwardOutput:
         """One preview over the active block; the state stays as it is."""
-        output = self.model.preview(block, self.state)
+        output = self._within_memory(lambda: self.model.preview(block, self.state))
         self.clock.previews += 1
         used = output.distinct_experts
         if used is None:
@@ -243,7 +254,7 @@ class Run:
             holds_mask = np.isin(np.arange(ids.shape[1]), masked)
         return routing_record(
             forward_of(
-                ids,
+                list(ids),
                 num_experts=self.model.config.num_experts,
                 kind=kind,
                 block=len(self.blocks),
@@ -262,20 +273,43 @@ class Run:
             mode=self.settings.mode,
             blocks=tuple(self.blocks),
             stats=self._stats(),
+            cache=self._cache_use(),
         )
         if self._trace is not None:
             self._trace.write(end_record(finish_reason, result.token_ids, asdict(result.stats)))
         self.result = result
         return result
 
+    def _within_memory(self, forward: Callable[[], ForwardOutput]) -> ForwardOutput:
+        """A forward; where the device has no room for it, again with fewer experts there.
+
+        A forward that fails leaves the state as it was, so the answer goes on as if nothing was.
+
+        Raises:
+            ResourceError: no room, and nothing left to give up.
+        """
+        while True:
+            try:
+                return forward()
+            except torch.OutOfMemoryError as error:
+                given_up = self.model.give_up_memory()
+                if given_up is None:
+                    raise ResourceError(
+                        "out of memory on the device with nothing left to give up: close what else "
+                        "uses it, or pass a smaller --context"
+                    ) from error
+            self._on_note(given_up)
+
     def _commit(self, tokens: Sequence[int], *, logits: bool, prompt: bool) -> float:
         """Commits, and returns the seconds it took."""
         start, began = self.state.length, time.perf_counter()
-        output = self.model.commit(
-            tokens,
-            self.state,
-            logits="last" if logits else "none",
-            kind="prompt" if prompt else "commit",
+        output = self._within_memory(
+            lambda: self.model.commit(
+                tokens,
+                self.state,
+                logits="last" if logits else "none",
+                kind="prompt" if prompt else "commit",
+            )
         )
         self.next_logits = output.logits[-1:] if logits else None
         # Where a pick follows, it waits; else the next forward would pay for this one.
@@ -295,7 +329,23 @@ class Run:
             )
         return seconds
 
+    def _cache_use(self) -> CacheUse | None:
+        """What the expert cache did since the run began."""
+        now, before = self.model.offload_stats(), self._cache_before
+        if now is None or before is None:
+            return None
+        return CacheUse(
+            hits=now.total.hits - before.total.hits,
+            misses=now.total.misses - before.total.misses,
+            evicted=now.total.evicted - before.total.evicted,
+            refused=now.total.refused - before.total.refused,
+            bytes=now.copied.bytes - before.copied.bytes,
+            exposed_ms=now.copied.exposed_ms - before.copied.exposed_ms,
+            hidden_ms=now.copied.hidden_ms - before.copied.hidden_ms,
+        )
+
     def _stats(self) -> Stats:
+        cache = self._cache_use()
         clock, device = self.clock, self.model.device
         forwards = clock.previews + clock.commits
         layers = self.model.config.num_hidden_layers
@@ -313,8 +363,8 @@ class Run:
                 len(self.tokens), clock.preview_seconds + clock.commit_seconds
             ),
             distinct_experts_per_layer=_ratio(float(self._experts_used), clock.previews * layers),
-            hit_rate=1.0,  # every expert is resident
-            bytes_from_host=0,
+            hit_rate=1.0 if cache is None else _ratio(cache.hits, cache.hits + cache.misses) or 0.0,
+            bytes_from_host=0 if cache is None else cache.bytes,
             device_peak_bytes=torch.cuda.max_memory_allocated(device) if on_cuda else None,
             host_peak_bytes=host_peak_bytes(),
         )

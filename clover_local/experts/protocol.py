@@ -5,6 +5,7 @@ from typing import Protocol
 
 from torch import Tensor
 
+from clover_local.experts.traffic import OffloadStats
 from clover_local.kernels import dispatch
 from clover_local.kernels.dispatch import AnyRouting
 from clover_local.residency.demand import Kind
@@ -30,6 +31,19 @@ class Experts(Protocol):
         """Why a forward waits for the device, so that no CUDA graph can hold it; None: it doesn't.
 
         Asked once: it may not change.
+        """
+
+    def stats(self) -> OffloadStats | None:
+        """What the cache of experts did since the start; None where every expert is resident."""
+
+    def shrink(self) -> str | None:
+        """Gives up some of the device's memory, and says so in a line; None: it needs all of it."""
+
+    def resize(self, slots: int) -> None:
+        """Another number of experts on the device, between two forwards.
+
+        Raises:
+            SettingsError: so many cannot be there, or the number cannot change.
         """
 
     def begin(self, kind: Kind, *, block: int) -> None:

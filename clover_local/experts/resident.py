@@ -6,14 +6,18 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
+from clover_local.errors import SettingsError
 from clover_local.experts.protocol import ExpertResults
 from clover_local.kernels import dispatch
 from clover_local.kernels.dispatch import AnyRouting, ExpertMatrices
-from clover_local.kernels.packed import Weight
+from clover_local.kernels.packed import PackedWeight, Weight
 from clover_local.residency.demand import Kind
 
 if TYPE_CHECKING:  # Triton is loaded where there is a GPU
     from clover_local.kernels.gpu.experts.record import ExpertSlots
+
+CACHE_LINE = 64
+"""BLAS rounds otherwise where a matrix does not start at a multiple of 16 bytes: this is safe."""
 
 
 class ResidentExperts:
@@ -23,8 +27,9 @@ class ResidentExperts:
         """Takes each layer's experts: gate_up [2F, D], gate first, and down [D, F] of each.
 
         A tensor [E, 2F, D] is such an iterable too. Large unquantized experts are copied into
-        another layout on a CPU, packed ones into records on a GPU; others stay where they are. An
-        iterator that lets go of each pair keeps no layer in memory twice.
+        another layout on a CPU, packed ones into records on a GPU; others stay where they are, if
+        that is at a multiple of 64 bytes. An iterator that lets go of each pair keeps no layer in
+        memory twice.
         """
         self._layers = [_Layer.of(list(gate_up), list(down)) for gate_up, down in layers]
 
@@ -47,6 +52,16 @@ class ResidentExperts:
         """The layers' experts that are in slots."""
         return [layer.slots for layer in self._layers if layer.slots is not None]
 
+    def stats(self) -> None:
+        """See `Experts.stats`."""
+
+    def shrink(self) -> None:
+        """See `Experts.shrink`."""
+
+    def resize(self, slots: int) -> None:
+        """See `Experts.resize`."""
+        raise SettingsError("every expert is on the device: start with --expert-slots")
+
     def begin(self, kind: Kind, *, block: int) -> None:
         """See `Experts.begin`; every expert is there already."""
 
@@ -68,7 +83,7 @@ class _Layer:
         slots = dispatch.expert_slots(gate_up, down)
         if slots is not None:
             return cls(slots, None, None)
-        blocked = (map(dispatch.blocked_weight, weights) for weights in (gate_up, down))
+        blocked = (map(_ready, weights) for weights in (gate_up, down))
         return cls(None, *map(ExpertMatrices, blocked))
 
     def forward(self, x: Tensor, routing: AnyRouting) -> ExpertResults:
@@ -80,3 +95,11 @@ class _Layer:
             x, dispatch.plain_routing(routing), gate_up=self.gate_up, down=self.down
         )
         return ExpertResults(mixed[:, None])
+
+
+def _ready(weight: Weight) -> Weight:
+    """The weight as products take it: its bits must not depend on where a file has it."""
+    ready = dispatch.blocked_weight(weight)
+    if isinstance(ready, PackedWeight) or ready.is_mkldnn or ready.device.type != "cpu":
+        return ready
+    return ready.clone() if ready.data_ptr() % CACHE_LINE else ready

@@ -30,7 +30,8 @@ class Budget:
     `device` is all that the process may take of the card, `host` all that it may take of RAM.
     `pin_limit` is the most pinned memory; None: three quarters of `host`. `prefill_rows` are the
     rows of a prompt's chunk; None: the most that leave room. Without `cuda` the slots are host
-    memory too, and there are neither a CUDA context nor graphs.
+    memory too, and there are neither a CUDA context nor graphs. `slots` is how many experts are to
+    have one; None: as many as fit.
     """
 
     device: int
@@ -42,6 +43,7 @@ class Budget:
     embedding_on_host: bool = True
     checkpoints: int = CHECKPOINTS
     program: int = PROGRAM_BYTES
+    slots: int | None = None
 
 
 @dataclass(frozen=True)

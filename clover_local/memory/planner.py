@@ -93,7 +93,7 @@ def _check(model: ModelBytes, budget: Budget) -> None:
         raise ValueError(f"context {budget.context}, the model has 1 to {most}")
     if budget.prefill_rows is not None and budget.prefill_rows < 1:
         raise ValueError(f"prefill_rows {budget.prefill_rows}, at least 1 is needed")
-    for name in ("device", "host", "pin_limit", "checkpoints", "program"):
+    for name in ("device", "host", "pin_limit", "checkpoints", "program", "slots"):
         if (getattr(budget, name) or 0) < 0:
             raise ValueError(f"{name} {getattr(budget, name)}, at least 0 is needed")
 
@@ -103,7 +103,15 @@ def _place(model: ModelBytes, budget: Budget) -> Plan:
     rows, fixed = _fitting(model, budget)
     room = budget.device - sum(part.bytes for part in fixed)
     slots = _spread(model, room)
-    if min(slots) < _least_slots(model):
+    if budget.slots is not None:
+        if budget.slots > sum(slots):
+            problem = (
+                f"{budget.slots} expert slots do not fit into {shown(budget.device)} on the device "
+                f"with a context of {budget.context}, which has room for {sum(slots)}"
+            )
+            return Plan(model, budget, fixed, rows, problem=problem)
+        slots = _evenly(model, budget.slots)
+    elif min(slots) < _least_slots(model):
         have, need = shown(budget.device), shown(least_device_bytes(model, budget))
         problem = (
             f"the model does not fit into {have} on the device with a context of {budget.context}: "
@@ -177,6 +185,12 @@ def _spread(model: ModelBytes, room: int) -> tuple[int, ...]:
         left -= size if more else 0
         slots.append(each + more)
     return tuple(slots)
+
+
+def _evenly(model: ModelBytes, count: int) -> tuple[int, ...]:
+    """`count` slots over the layers, the first ones with one more where it does not divide."""
+    layers = model.config.num_hidden_layers
+    return tuple(count // layers + (layer < count % layers) for layer in range(layers))
 
 
 def _most_slots(model: ModelBytes) -> tuple[int, ...]:
@@ -270,6 +284,8 @@ def _remedies(model: ModelBytes, budget: Budget) -> tuple[str, ...]:
     )
     found = next((each.context for each in shorter if _place(model, each).fits), None)
     remedies = [] if found is None else [f"pass --context {found}"]
+    if budget.slots is not None:
+        remedies.append("pass fewer --expert-slots")
     least = least_device_bytes(model, budget), least_host_bytes(model, budget)
     missing = []
     if budget.device < least[0]:

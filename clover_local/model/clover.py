@@ -15,6 +15,7 @@ from clover_local.cache import SequenceState, StateView
 from clover_local.config import ModelConfig
 from clover_local.decoding.pick import DeviceBlock
 from clover_local.experts.protocol import Experts
+from clover_local.experts.traffic import OffloadStats
 from clover_local.kernels import dispatch
 from clover_local.kernels.dispatch import DeltaState, MixedExperts
 from clover_local.kernels.packed import Weight
@@ -111,6 +112,7 @@ class Clover:
         experts: Experts,
         device: torch.device | str,
         dtype: torch.dtype,
+        embedding_on_host: bool = False,
     ) -> None:
         """Takes every parameter out of `parameters`, so that no weight stays in memory twice.
 
@@ -120,6 +122,8 @@ class Clover:
             experts: runs the routed experts.
             dtype: of weights and hidden states. Norms, router and the small GDN tensors may come in
                 float32 as well; they, GDN state, softmax and logits are float32 in any case.
+            embedding_on_host: leaves it in host memory, pinned, from where a GPU reads the rows of
+                a pass; not for a CPU, and not where the head is the same tensor.
 
         Raises:
             ValueError: a parameter is missing or left over, the embedding is not `dtype`, or
@@ -138,11 +142,14 @@ class Clover:
                 raise ValueError(f"parameter {name} is missing")
             return parameters.pop(name).to(self.device)
 
-        embedding = take("embed_tokens.weight")
+        if embedding_on_host:
+            embedding = parameters.pop("embed_tokens.weight").to("cpu")
+        else:
+            embedding = take("embed_tokens.weight")
         if not isinstance(embedding, Tensor) or embedding.dtype != dtype:
             kind = embedding.dtype if isinstance(embedding, Tensor) else "packed"
             raise ValueError(f"the embedding is {kind}, the model {dtype}")
-        self.embedding = embedding
+        self.embedding = embedding.pin_memory() if embedding_on_host else embedding
         self.head = Head(config, take)
         self.layers = [
             build_layer(config, take, layer=layer, experts=experts, diffusion=self.can_preview)
@@ -150,6 +157,24 @@ class Clover:
         ]
         if parameters:
             raise ValueError(f"parameters left over: {', '.join(sorted(parameters))}")
+
+    @property
+    def rotary_bytes(self) -> int:
+        """Bytes of the tables of rotary angles."""
+        return self._angles.cos.nbytes + self._angles.sin.nbytes
+
+    def prepare(self, state: SequenceState) -> None:
+        """Makes what passes over this sequence need at fixed places, before the first one."""
+        if state.context > len(self._angles.cos):
+            self._angles = Angles.at(0, rows=state.context, config=self.config, device=self.device)
+
+    def offload_stats(self) -> OffloadStats | None:
+        """What the cache of experts did since the start; None where every expert is resident."""
+        return self.experts.stats()
+
+    def give_up_memory(self) -> str | None:
+        """Frees some of the device's memory, and says how; None where there is none to free."""
+        return self.experts.shrink()
 
     def commit(
         self,
@@ -264,8 +289,7 @@ class Clover:
         for token in ids:
             if not 0 <= token < self.config.vocab_size:
                 raise ValueError(f"token id {token}, vocab_size is {self.config.vocab_size}")
-        if state.context > len(self._angles.cos):
-            self._angles = Angles.at(0, rows=state.context, config=self.config, device=self.device)
+        self.prepare(state)
         return ids
 
     def _start(self, ids: Tensor, before: StateView) -> tuple[Tensor, Tensor, Angles]:

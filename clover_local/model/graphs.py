@@ -19,6 +19,7 @@ from torch import Tensor
 from clover_local.cache import Committed, SequenceState
 from clover_local.config import ModelConfig
 from clover_local.decoding.pick import DeviceBlock
+from clover_local.experts.traffic import OffloadStats
 from clover_local.kernels.dispatch import DeltaState
 from clover_local.kernels.gpu.replay import Replay
 from clover_local.model.clover import Clover, CommitKind, Logits, PassOutput
@@ -74,6 +75,14 @@ class GraphedClover:
     def runs_without_graphs_because(self) -> str | None:
         """Why passes are launched one kernel after the other; None where they are graphs."""
         return self._eager
+
+    def offload_stats(self) -> OffloadStats | None:
+        """The model's."""
+        return self.model.offload_stats()
+
+    def give_up_memory(self) -> str | None:
+        """The model's."""
+        return self.model.give_up_memory()
 
     def commit(
         self,

@@ -223,6 +223,15 @@ class _None:
 
     waits_because = "there are no experts yet"
 
+    def stats(self) -> None:
+        """Nothing to tell."""
+
+    def shrink(self) -> None:
+        """Nothing to give up."""
+
+    def resize(self, slots: int) -> None:
+        """See `Experts.resize`; nothing is kept."""
+
     def begin(self, kind: Kind, *, block: int) -> None:
         """Nothing to prepare."""
 

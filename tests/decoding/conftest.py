@@ -61,6 +61,12 @@ class ScriptedModel:
         asked = {"all": len(tokens), "last": 1, "none": 0}[logits]
         return ScriptedOutput(self._rows(state.length + 1 - asked, asked))
 
+    def offload_stats(self) -> None:
+        pass
+
+    def give_up_memory(self) -> None:
+        pass
+
     def preview(self, block: Sequence[int], state: SequenceState) -> ScriptedOutput:
         self.before_forward(len(self.commits) + len(self.previews))
         self.previews.append(list(block))

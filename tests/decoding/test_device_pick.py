@@ -66,6 +66,12 @@ class Noisy:
         state.advance(list(tokens), recurrent=kept.recurrent, conv=kept.conv)
         return Output(noise([state.length], salt=0))
 
+    def offload_stats(self) -> None:
+        pass
+
+    def give_up_memory(self) -> None:
+        pass
+
     def preview(self, block: Sequence[int], state: SequenceState) -> Output:
         self.before_preview(self.previews)
         self.previews += 1

@@ -34,6 +34,15 @@ class Failing:
 
     waits_because = "a test"
 
+    def stats(self) -> None:
+        pass
+
+    def shrink(self) -> None:
+        pass
+
+    def resize(self, slots: int) -> None:
+        pass
+
     def begin(self, kind: Kind, *, block: int) -> None:
         pass
 

@@ -23,6 +23,15 @@ class Recorded:
 
     waits_because = "a test"
 
+    def stats(self) -> None:
+        pass
+
+    def shrink(self) -> None:
+        pass
+
+    def resize(self, slots: int) -> None:
+        pass
+
     def begin(self, kind: Kind, *, block: int) -> None:
         pass
 
