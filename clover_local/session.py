@@ -233,6 +233,10 @@ def _model(
     from clover_local.residency.profile import load_profile
 
     config, plan = opened.config, placement.plan
+    profile = None
+    if placement.offloads and placement.options.profile is not None:
+        profile = load_profile(placement.options.profile)
+        profile.require_fit(config.num_hidden_layers, config.num_experts)
     device, number = torch.device(placement.device), getattr(torch, placement.dtype)
     on_host = plan is not None and plan.budget.embedding_on_host and not config.tie_word_embeddings
     loaded = load_parameters(
@@ -246,13 +250,12 @@ def _model(
     )
     experts: Experts
     if plan is not None and placement.offloads:
-        profile = placement.options.profile
         experts = offload(
             ExpertStore(opened.checkpoint, config, device=device, dtype=number),
             plan,
             device=device,
             policy=placement.policy,
-            profile=None if profile is None else load_profile(profile),
+            profile=profile,
             on_progress=on_progress,
             on_note=on_note,
         )

@@ -34,6 +34,12 @@ ProfileOpt = Annotated[
     Path | None,
     typer.Option(metavar="FILE", help="A run's profile, with which every policy starts."),
 ]
+SaveProfileOpt = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FILE", help="Write how often TRACE used each expert, for --expert-profile."
+    ),
+]
 RecordBytesOpt = Annotated[
     str,
     typer.Option(metavar="SIZE", help="Of one expert; the default is INT4 with groups of 128."),
@@ -57,6 +63,7 @@ def simulate(
     sizes: SizesOpt = "25%,50%,75%",
     policy: PolicyOpt = None,
     profile: ProfileOpt = None,
+    save_profile: SaveProfileOpt = None,
     record_bytes: RecordBytesOpt = "1.622MB",
     link: LinkOpt = "52GB/s",
     bandwidth: BandwidthOpt = "896GB/s",
@@ -66,8 +73,8 @@ def simulate(
 ) -> None:
     """Replay the routing of TRACE through expert caches of other policies and sizes."""
     from clover_local.residency import plot as chart  # numpy loads only when there is work
+    from clover_local.residency import profile as profiles
     from clover_local.residency import simulate as library
-    from clover_local.residency.profile import load_profile
     from clover_local.residency.trace import read_trace
 
     if plot is not None:
@@ -77,10 +84,12 @@ def simulate(
     rates = parse_rate(link, "--link"), parse_rate(bandwidth, "--bandwidth")
     if not (record and all(rates)):
         raise SettingsError("--record-bytes, --link and --bandwidth must be more than 0")
-    known = None if profile is None else load_profile(profile)
+    known = None if profile is None else profiles.load_profile(profile)
     recorded = read_trace(trace)
     if known is not None:
         known.require_fit(recorded.layers, recorded.experts)
+    if save_profile is not None:
+        profiles.save_profile(profiles.profile_of(recorded), save_profile)
     slots = _slots(sizes, recorded)
     with console.progress(f"replaying {trace}") as on_progress:
         replays = library.simulate(

@@ -46,6 +46,8 @@ class ExpertPool:
     ) -> None:
         """Writes the weighted result of every choice to its place in `results` [T, A, D]."""
         self.copies.begin()
+        if len(self.slots.holds) != self.table.slots:  # a resize was interrupted
+            self.slots.resize(self.table.slots, np.empty((0, 2), np.int64))
         compute = self._by_kernels if self._runs_kernels(demand.layer) else self._by_matrices
 
         def run(places: IntArray, slots: IntArray) -> None:

@@ -49,7 +49,7 @@ class Slots(Protocol):
             moves: [n, 2]: from a slot that is gone to one that is free.
 
         Raises:
-            torch.OutOfMemoryError: no room; there are no slots any more.
+            torch.OutOfMemoryError: no room; there is no slot any more.
         """
 
 
@@ -96,26 +96,19 @@ class RecordSlots:
     def resize(self, count: int, moves: IntArray) -> None:
         """See `Slots`. Where old and new do not fit together, what the slots hold is lost."""
         self._matrices.clear()
-        before = self.holds
-        self.holds = np.full(count, EMPTY)
+        holds = np.full(count, EMPTY)
         try:
             records = self._empty(count)
         except torch.OutOfMemoryError:
-            self.records = self.records[:0].clone()  # frees the old ones
+            self.records, self.holds = self._empty(0), np.full(0, EMPTY)  # frees the old ones
             if self._device.type == "cuda":
                 torch.cuda.empty_cache()
-            self.records = self._empty(count)
+            self.records, self.holds = self._empty(count), holds
             return
-        holds = np.full(count, EMPTY)
-        same = min(count, len(self.records))
-        if len(self.records) < len(before):  # there was no room for them, a moment ago
-            self.records, self.holds = records, holds
-            return
-        records[:same] = self.records[:same]
-        holds[:same] = before[:same]
-        for source, target in moves.tolist():
-            records[target] = self.records[source]
-            holds[target] = before[source]
+        same = min(count, len(self.holds))
+        records[:same], holds[:same] = self.records[:same], self.holds[:same]
+        for source, target in moves[moves[:, 0] < len(self.holds)].tolist():
+            records[target], holds[target] = self.records[source], self.holds[source]
         self.records, self.holds = records, holds
 
     def _empty(self, count: int) -> Tensor:

@@ -13,6 +13,7 @@ from clover_local.cli import console
 from clover_local.cli.app import main
 from clover_local.cli.commands import ChatState
 from clover_local.decoding.settings import resolve
+from clover_local.placement import MemoryOptions
 from clover_local.session import OpenModel, load, open_model
 
 
@@ -56,6 +57,16 @@ def opened(golden_folder: Path) -> OpenModel:
 @pytest.fixture
 def chat(opened: OpenModel) -> ChatState:
     """A chat with the golden model, in answers of at most 40 tokens."""
+    return _chat(opened, MemoryOptions())
+
+
+@pytest.fixture
+def small_cache_chat(opened: OpenModel) -> ChatState:
+    """The same with 9 of the 32 experts on the device."""
+    return _chat(opened, MemoryOptions(expert_slots=9))
+
+
+def _chat(opened: OpenModel, memory: MemoryOptions) -> ChatState:
     resolved = resolve(opened.config, opened.generation, {"max_new_tokens": 40})
-    session = load(opened, resolved.settings, device="cpu")
+    session = load(opened, resolved.settings, device="cpu", memory=memory)
     return ChatState(session, Conversation(opened.tokenizer, session.generator), resolved)

@@ -130,6 +130,30 @@ def test_stats_show_the_answer_and_the_state(
     assert f"{chat.conversation.generator.state.length} of" in said
 
 
+def test_cache_without_one_says_so_and_takes_no_number(
+    chat: ChatState, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert "every expert is on the device" in say("/cache", chat, capsys)
+    with pytest.raises(SettingsError, match="start with --expert-slots N"):
+        execute("/cache 9", chat)
+
+
+def test_cache_shows_what_it_did_and_changes_its_size(
+    small_cache_chat: ChatState, capsys: pytest.CaptureFixture[str]
+) -> None:
+    chat = small_cache_chat
+    list(chat.conversation.ask("hello"))
+    chat.last = chat.conversation.generator.result
+    said = say("/cache", chat, capsys)
+    for words in ("slots", "9, of these", "of 32", "previews", "prompts", "misses"):
+        assert words in said
+    assert "expert misses" in say("/stats", chat, capsys)
+    assert "20, of these" in say("/cache 20", chat, capsys)
+    for line, words in (("/cache 99", "4 to 32"), ("/cache many", "a number of slots")):
+        with pytest.raises(SettingsError, match=words):
+            execute(line, chat)
+
+
 def test_new_forgets_the_conversation(chat: ChatState, capsys: pytest.CaptureFixture[str]) -> None:
     list(chat.conversation.ask("hello"))
     say("/new", chat, capsys)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from clover_local.residency.profile import profile_of, save_profile
+from clover_local.residency.profile import load_profile, profile_of, save_profile
 from clover_local.residency.synthetic import Synthetic, synthetic_trace
 from clover_local.residency.trace import RoutingTrace, routing_record
 
@@ -64,6 +64,15 @@ def test_a_profile_is_where_policies_start(
     done = run("simulate", trace, *options)
     assert done.code == 0, done.err
     assert "no run could" not in done.err
+
+
+def test_profile_of_a_trace_is_saved(
+    run: Run, trace: str, recorded: RoutingTrace, tmp_path: Path
+) -> None:
+    path = tmp_path / "saved.json"
+    done = run("simulate", trace, "--sizes", "50%", "--save-profile", str(path))
+    assert done.code == 0, done.err
+    assert (load_profile(path).uses == profile_of(recorded).uses).all()
 
 
 def test_chart_is_drawn(run: Run, trace: str, tmp_path: Path) -> None:

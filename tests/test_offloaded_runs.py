@@ -1,0 +1,158 @@
+"""Whole answers with some experts off the device: the text is that of resident experts."""
+
+import random
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from clover_local.decoding.events import PassDone
+from clover_local.decoding.settings import resolve
+from clover_local.errors import ResourceError
+from clover_local.experts.offloaded import OffloadedExperts
+from clover_local.placement import MemoryOptions
+from clover_local.residency.names import POLICY_NAMES
+from clover_local.session import Session, load, open_model
+
+PROMPT = [(13 * i + i * i) % 500 for i in range(90)]
+
+
+def session_of(folder: Path, *, memory: MemoryOptions, mode: str = "denoise") -> Session:
+    opened = open_model(str(folder))
+    given = {"threshold": 0.12, "max_new_tokens": 40, "mode": mode}
+    settings = resolve(opened.config, opened.generation, given).settings
+    session = load(opened, settings, device="cpu", context=600, memory=memory)
+    session.generator.prefill_rows = 37
+    return session
+
+
+def offloaded_of(session: Session) -> OffloadedExperts:
+    experts = session.model.experts
+    assert isinstance(experts, OffloadedExperts)
+    return experts
+
+
+def answer(session: Session) -> tuple[int, ...]:
+    for _ in session.generator.run(PROMPT):
+        pass
+    result = session.generator.result
+    assert result is not None
+    return result.token_ids
+
+
+@pytest.fixture(scope="module")
+def expected(golden_folder: Path, quantized_folder: Path) -> Mapping[tuple[str, str], Any]:
+    folders = {"golden": golden_folder, "quantized": quantized_folder}
+    return {
+        (name, mode): answer(session_of(folder, memory=MemoryOptions(), mode=mode))
+        for name, folder in folders.items()
+        for mode in ("denoise", "ar")
+    }
+
+
+@pytest.mark.parametrize("mode", ["denoise", "ar"])
+@pytest.mark.parametrize("slots", [4, 11, 31])
+@pytest.mark.parametrize("name", ["golden", "quantized"])
+def test_text_is_that_of_resident_experts(
+    name: str,
+    slots: int,
+    mode: str,
+    golden_folder: Path,
+    quantized_folder: Path,
+    expected: Mapping[tuple[str, str], Any],
+) -> None:
+    folder = golden_folder if name == "golden" else quantized_folder
+    session = session_of(folder, memory=MemoryOptions(expert_slots=slots), mode=mode)
+    assert answer(session) == expected[name, mode]
+    result = session.generator.result
+    assert result is not None
+    assert result.cache is not None
+    stats = offloaded_of(session).stats()
+    assert result.cache.bytes == stats.copied.bytes == result.stats.bytes_from_host
+    assert result.cache.misses == stats.total.misses == stats.copied.records
+
+
+@pytest.mark.parametrize("policy", [name for name in POLICY_NAMES if name != "static"])
+def test_text_is_the_same_for_every_policy(
+    policy: str, golden_folder: Path, expected: Mapping[tuple[str, str], Any]
+) -> None:
+    memory = MemoryOptions(expert_slots=13, policy=policy)
+    assert answer(session_of(golden_folder, memory=memory)) == expected["golden", "denoise"]
+
+
+def events(session: Session) -> Iterator[object]:
+    yield from session.generator.run(PROMPT)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_resizing_between_passes_changes_nothing(
+    seed: int, golden_folder: Path, expected: Mapping[tuple[str, str], Any]
+) -> None:
+    chance = random.Random(seed)
+    session = session_of(golden_folder, memory=MemoryOptions(expert_slots=20))
+    experts = offloaded_of(session)
+    for event in events(session):
+        if isinstance(event, PassDone) and chance.random() < 0.4:
+            experts.resize(chance.randint(experts.least_slots, experts.most_slots))
+    result = session.generator.result
+    assert result is not None
+    assert result.token_ids == expected["golden", "denoise"]
+
+
+def test_out_of_memory_in_a_block_shrinks_the_cache_and_the_answer_goes_on(
+    golden_folder: Path,
+    expected: Mapping[tuple[str, str], Any],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    said: list[str] = []
+    session = session_of(golden_folder, memory=MemoryOptions(expert_slots=20))
+    session.generator._on_note = said.append
+    experts = offloaded_of(session)
+    forward, calls = experts.forward, iter(range(10**6))
+
+    def failing(*arguments: Any, **options: Any) -> Any:
+        if next(calls) in (3, 12, 20, 21):
+            raise torch.OutOfMemoryError("no room")
+        return forward(*arguments, **options)
+
+    monkeypatch.setattr(experts, "forward", failing)
+    assert answer(session) == expected["golden", "denoise"]
+    assert len(said) == 4
+    assert said[0].startswith("out of memory: 18 expert slots instead of 20")
+    assert experts.slots < 18
+
+
+def test_out_of_memory_with_nothing_left_to_give_up_is_one_sentence(
+    golden_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session = session_of(golden_folder, memory=MemoryOptions(expert_slots=4))
+
+    def failing(*arguments: Any, **options: Any) -> Any:
+        raise torch.OutOfMemoryError("no room")
+
+    monkeypatch.setattr(offloaded_of(session), "forward", failing)
+    with pytest.raises(ResourceError, match=r"nothing left to give up.*--context"):
+        answer(session)
+    monkeypatch.undo()
+    assert len(answer(session)) == 40
+
+
+def test_an_interrupted_answer_leaves_experts_to_go_on_with(
+    golden_folder: Path, expected: Mapping[tuple[str, str], Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session = session_of(golden_folder, memory=MemoryOptions(expert_slots=9))
+    experts = offloaded_of(session)
+    forward, left = experts.forward, [17]
+
+    def interrupted(*arguments: Any, **options: Any) -> Any:
+        left[0] -= 1
+        if left[0] == 0:
+            raise KeyboardInterrupt
+        return forward(*arguments, **options)
+
+    monkeypatch.setattr(experts, "forward", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        answer(session)
+    assert answer(session) == expected["golden", "denoise"]
