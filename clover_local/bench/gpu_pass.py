@@ -14,6 +14,7 @@ import json
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 
 import torch
 import triton
@@ -162,6 +163,15 @@ def _show(report: Report) -> None:
         print(f"{goal.id:<4} {goal.says:<38}{goal.value:>10.3g}   ({goal.wanted} wanted)")
 
 
+def _whole(least: int, most: int) -> Callable[[str], int]:
+    def convert(text: str) -> int:
+        if not text.isdecimal() or not least <= int(text) <= most:
+            raise argparse.ArgumentTypeError(f"{text}: a whole number from {least} to {most}")
+        return int(text)
+
+    return convert
+
+
 def main(arguments: Sequence[str]) -> None:
     """Measures and prints.
 
@@ -169,10 +179,11 @@ def main(arguments: Sequence[str]) -> None:
         SystemExit: there is no GPU, kernels are interpreted, or the model does not fit.
     """
     parser = argparse.ArgumentParser(prog="clover_local.bench.gpu_pass", description=__doc__)
-    parser.add_argument("--layers", type=int, help="a multiple of 4; as many as fit if not given")
-    parser.add_argument("--experts", type=int, default=EXPERTS, help="of a layer, 8 or more")
-    parser.add_argument("--head-bits", type=int, choices=(4, 8), default=8)
-    parser.add_argument("--repeats", type=int, default=20, help="of each forward")
+    add = partial(parser.add_argument, metavar="N")
+    add("--layers", type=_whole(1, LAYERS), help="as many as fit if not given")
+    add("--experts", type=_whole(8, EXPERTS), default=EXPERTS, help="of a layer")
+    add("--head-bits", type=int, choices=(4, 8), default=8, help="4 or 8")
+    add("--repeats", type=_whole(1, 100), default=20, help="of each forward")
     parser.add_argument("--json", action="store_true", help="print JSON")
     options = parser.parse_args(arguments)
     if not torch.cuda.is_available():

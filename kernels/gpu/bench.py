@@ -5,7 +5,8 @@
 
 Each figure is the median over replays of a CUDA graph that holds one call for each of several
 copies of the weights, so that no launch from the host is timed and the second-level cache is cold.
-`--count` needs no GPU: it counts, from tile lists, the bytes that a pass reads.
+`--count` needs no GPU: it counts, from tile lists, the bytes that a pass reads. Whole passes are
+timed by `clover_local.bench.gpu_pass`, their launches counted by `clover_local.bench.launches`.
 """
 
 import argparse
@@ -30,13 +31,15 @@ from clover_local.kernels.gpu.experts.record import (
     RecordLayout,
     record_layout,
 )
-from clover_local.kernels.gpu.linear import int4_linear, int8_linear
+from clover_local.kernels.gpu.experts.shared import every_row, shared_expert
+from clover_local.kernels.gpu.linear import float32_linear, int4_linear, int8_linear
 from clover_local.kernels.gpu.linear.packed_linear import choose, split_workspace
 from clover_local.kernels.gpu.route import TILE_ROWS, SortedRouting, route_sorted
 from clover_local.kernels.packed import PackedWeight
 
 LAYERS, EXPERTS, TOP_K, HIDDEN, INNER = 40, 256, 8, 2048, 512
-GROUP = 128
+GROUPS = {4: 128, 8: 64}
+"""Columns that share a scale, by bits, as `quantize` makes them."""
 ROWS = (1, 8, 16, 32, 64, 256)
 USED = ((1, 8), (16, 49), (32, 70), (32, 100), (32, 163))
 """Rows, and distinct experts that they use: an AR token, a draft, three passes."""
@@ -57,14 +60,18 @@ class Map:
     columns: int
     layers: int
 
+    @property
+    def nbytes(self) -> int:
+        """Of one layer, scales included."""
+        scales = 2 * self.features * (self.columns // GROUPS[self.bits])
+        return self.features * self.columns * self.bits // 8 + scales
+
 
 MAPS = (
     Map("GDN in", 8, 12352, 2048, 30),
     Map("GDN out", 8, 2048, 4096, 30),
     Map("attention q, k, v", 8, 9216, 2048, 10),
     Map("attention out", 8, 2048, 4096, 10),
-    Map("shared gate, up", 8, 1024, 2048, 40),
-    Map("shared down", 8, 2048, 512, 40),
     Map("lm_head", 4, 248320, 2048, 1),
 )
 
@@ -113,7 +120,13 @@ class Counted:
 
 def real_layout() -> RecordLayout:
     """The record of the real model's experts."""
-    matrix = MatrixFormat(4, GROUP, torch.bfloat16, False)
+    matrix = MatrixFormat(4, GROUPS[4], torch.bfloat16, False)
+    return record_layout(HIDDEN, INNER, gate_up=matrix, down=matrix)
+
+
+def shared_layout() -> RecordLayout:
+    """The record of the real model's shared expert."""
+    matrix = MatrixFormat(8, GROUPS[8], torch.bfloat16, False)
     return record_layout(HIDDEN, INNER, gate_up=matrix, down=matrix)
 
 
@@ -147,16 +160,19 @@ def count_tiles(expert_ids: Tensor, *, experts: int, tile_rows: int) -> int:
 
 
 def count_pass(rows: int, distinct: int) -> Counted:
-    """Counts what a pass of the real model reads: experts by tiles, linear maps by row tiles."""
+    """Counts what a pass of the real model reads: experts by tiles, other weights by row tiles."""
     expert_ids = logits_for(rows, distinct).topk(TOP_K).indices
     tiles = count_tiles(expert_ids, experts=EXPERTS, tile_rows=TILE_ROWS)
-    record = LAYERS * real_layout().nbytes
-    nbytes, least = tiles * record, distinct * record
+    record, shared = LAYERS * real_layout().nbytes, LAYERS * shared_layout().nbytes
+    router = LAYERS * (EXPERTS + 1) * HIDDEN * 4
+    router_rows = next(c.block_m for c in float32_linear.CONFIGS if rows <= c.up_to_rows)
+    nbytes = tiles * record + triton.cdiv(rows, TILE_ROWS) * shared
+    nbytes += triton.cdiv(rows, router_rows) * router
+    least = distinct * record + shared + router
     for linear in MAPS:
         configs = (int4_linear if linear.bits == 4 else int8_linear).CONFIGS
         config = choose(configs, rows=rows, features=linear.features, minimum=False)
-        scales = 2 * linear.features * (linear.columns // GROUP)
-        weight = linear.layers * (linear.features * linear.columns * linear.bits // 8 + scales)
+        weight = linear.layers * linear.nbytes
         nbytes += triton.cdiv(rows, config.block_m) * weight
         least += weight
     return Counted(rows, distinct, tiles, nbytes, least)
@@ -193,11 +209,11 @@ def copy_rate(*, repeats: int) -> float:
 
 def random_weight(linear: Map, *, device: str) -> PackedWeight:
     """A weight of this shape."""
-    words = linear.columns * linear.bits // 32
+    words, group = linear.columns * linear.bits // 32, GROUPS[linear.bits]
     data = torch.randint(-(1 << 31), 1 << 31, (linear.features, words), device=device)
-    shape = (linear.features, linear.columns // GROUP)
+    shape = (linear.features, linear.columns // group)
     scale = torch.full(shape, 0.01, dtype=torch.bfloat16, device=device)
-    return PackedWeight(data.to(torch.int32), scale, None, linear.bits, GROUP)
+    return PackedWeight(data.to(torch.int32), scale, None, linear.bits, group)
 
 
 def random_records(slots: int, layout: RecordLayout, *, device: str) -> Tensor:
@@ -228,6 +244,26 @@ def linear_figure(linear: Map, rows: int, *, repeats: int) -> Figure:
     )
 
 
+def shared_figure(rows: int, *, repeats: int) -> Figure:
+    """Times the shared expert of a layer."""
+    layout = shared_layout()
+    records = random_records(max(2, COLD_BYTES // layout.nbytes), layout, device="cuda")
+    x = torch.randn(rows, HIDDEN, device="cuda", dtype=torch.bfloat16)
+    first, every = torch.zeros(1, dtype=torch.int32, device="cuda"), every_row(rows, device="cuda")
+    calls = [
+        partial(shared_expert, x, slots=ExpertSlots(record[None], layout, first), every=every)
+        for record in records
+    ]
+    return Figure(
+        name="INT8 shared expert",
+        rows=rows,
+        experts=None,
+        seconds=graph_seconds(calls, repeats=repeats),
+        nbytes=layout.nbytes + x.nbytes + 4 * rows * HIDDEN,
+        plain_seconds=None,
+    )
+
+
 @dataclass(frozen=True, eq=False)
 class ExpertCalls:
     """Calls on the same rows and experts, one for each place where the experts may lie."""
@@ -252,10 +288,7 @@ def expert_calls(
     places = []
     for turn in range(len(records) // len(used)):
         slots = torch.full((experts,), -1, dtype=torch.int32, device=records.device)
-        start = turn * len(used)
-        slots[used] = torch.arange(
-            start, start + len(used), dtype=torch.int32, device=records.device
-        )
+        slots[used] = turn * len(used) + torch.arange(len(used), device=slots.device).int()
         places.append(ExpertSlots(records, layout, slots))
 
     def ours(slots: ExpertSlots) -> Tensor:
@@ -275,15 +308,16 @@ def expert_calls(
     )
 
 
-def measure(*, repeats: int) -> Report:
-    """Times everything on the current card."""
-    rate = copy_rate(repeats=repeats)
-    nothing = torch.zeros(1, device="cuda")
-    empty = graph_seconds([nothing.zero_], repeats=repeats)
-    figures = [linear_figure(linear, rows, repeats=repeats) for linear in MAPS for rows in ROWS]
-    layout = real_layout()
+def one_kernel_graph_seconds(*, repeats: int) -> float:
+    """Seconds of a graph that does next to nothing."""
+    return graph_seconds([torch.zeros(1, device="cuda").zero_], repeats=repeats)
+
+
+def expert_figures(used: Sequence[tuple[int, int]], *, repeats: int) -> list[Figure]:
+    """Times a layer's experts for each pair of rows and distinct experts, ours and plain."""
+    layout, figures = real_layout(), []
     records = random_records(SLOTS, layout, device="cuda")
-    for rows, distinct in USED:
+    for rows, distinct in used:
         logits = logits_for(rows, distinct)
         calls = expert_calls(records, layout, logits=logits, top_k=TOP_K)
         figures.append(
@@ -296,6 +330,16 @@ def measure(*, repeats: int) -> Report:
                 plain_seconds=graph_seconds(calls.plain, repeats=repeats),
             )
         )
+    return figures
+
+
+def measure(*, repeats: int) -> Report:
+    """Times everything on the current card."""
+    rate = copy_rate(repeats=repeats)
+    empty = one_kernel_graph_seconds(repeats=repeats)
+    figures = [linear_figure(linear, rows, repeats=repeats) for linear in MAPS for rows in ROWS]
+    figures += [shared_figure(rows, repeats=repeats) for rows in ROWS]
+    figures += expert_figures(USED, repeats=repeats)
     return Report(torch.cuda.get_device_name(), rate, empty, tuple(figures))
 
 

@@ -150,3 +150,15 @@ def test_a_card_without_room_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     with pytest.raises(SystemExit, match="not even 4 layers fit 1024 MiB"):
         gpu_pass.main([])
+
+
+@pytest.mark.parametrize(
+    ("argument", "says"),
+    [("--experts=7", "7: a whole number from 8 to 256"), ("--layers=many", "many: a whole number")],
+)
+def test_numbers_out_of_range_are_refused(
+    argument: str, says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        gpu_pass.main([argument])
+    assert says in capsys.readouterr().err

@@ -38,7 +38,7 @@ def test_few_slots_give_the_same_text_and_say_what_they_cost(answer: Call) -> No
 
 
 def test_a_limit_in_bytes_decides_the_slots(answer: Call) -> None:
-    done = answer("--gpu-memory", "5MB")
+    done = answer("--gpu-memory", "4900kB", "--context", "600")
     assert done.code == 0, done.err
     assert "of 32 fit on the device" in done.err
 
