@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 REAL_MODEL = "Diffuspace/Clover-35B-A3B-Preview"
 INTRODUCTION = (
     f"Model: {DEMO}, a small model made for this package; it knows a few kinds of short tasks. "
-    f"The real one: `clover-local chat {REAL_MODEL}` downloads 69 GB of BF16 weights and needs as "
-    "much memory; this version cannot quantize them for a 16 GB card yet."
+    f"The real one: `clover-local quantize {REAL_MODEL} DEST` downloads 69 GB of BF16 weights and "
+    f"makes about 20 GB of them; `clover-local plan {REAL_MODEL}` says what fits your card."
 )
 """Which model answers when none was named, and how to have another."""
 

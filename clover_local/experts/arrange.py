@@ -49,6 +49,8 @@ def offload(
     stream = plan.device_parts.get(STREAM, 0)
     passing = stream // sum(pool.record_bytes for pool in pools)
     slots = []
+    if all(count == store.num_experts for count in plan.slots_per_layer):
+        passing = 0  # nothing streams
     for pool in pools:
         planned = sum(plan.slots_per_layer[layer] for layer in pool.layers)
         slots.append(min(planned + passing, len(pool.layers) * store.num_experts))
@@ -58,7 +60,7 @@ def offload(
         slots=slots,
         policy=policy,
         profile=profile,
-        passing=passing or None,
+        passing=passing if 0 < passing < min(slots) else None,
         floor=plan.floor,
         permanent=permanent,
     )

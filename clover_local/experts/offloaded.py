@@ -105,10 +105,8 @@ class OffloadedExperts:
 
     def begin(self, kind: Kind, *, block: int) -> None:
         """See `Experts.begin`."""
-        self._kind = kind
-        if kind != "prompt":
-            self._number = self._number + 1 if block == self._block else 0
-        self._block = block
+        self._number = self._number + 1 if block == self._block else 0
+        self._kind, self._block = kind, block
 
     def forward(self, layer: int, x: Tensor, *, routing: AnyRouting) -> ExpertResults:
         """See `Experts.forward`.
@@ -144,7 +142,7 @@ class OffloadedExperts:
 
         Args:
             first: (layer, expert) that get a slot before all others, in this order; then those of
-                the lowest numbers, layer by layer.
+                the lowest numbers in all layers.
             on_progress: called after each record with bytes read and bytes in all.
 
         Raises:

@@ -138,6 +138,15 @@ def test_slots_out_of_range_are_refused(golden: OnDisk) -> None:
             experts.resize(slots)
 
 
+def test_given_passing_slots_are_not_given_up(golden: OnDisk) -> None:
+    experts = offload(golden, 20, passing=6)
+    assert experts.least_slots == 7
+    while experts.shrink() is not None:
+        pass
+    assert experts.slots == 7 and experts.stats().passing == 6
+    assert same(run(model_over(golden, experts)), expected(golden))
+
+
 @pytest.mark.parametrize("chunk", [1, 4, 20])
 def test_prompts_of_any_chunks_equal_resident_ones(on_disk: OnDisk, chunk: int) -> None:
     models = [model_over(on_disk, experts) for experts in (None, offload(on_disk, 7))]
