@@ -5,8 +5,10 @@ of three stages with it:
 
     stream     3 R D N                          hidden states, what a layer adds, their norm
     GDN        R (C + H_v Dv + 2 H_v) N         projections in (C = channels of the convolution)
-               + R C N + R 2 H_k Dk N           convolved; normed queries and keys
-               + R H_v Dv (4 + 2 N)             what the delta rule gives in float32, normed, gated
+               + R (C + 2 H_v) 4                convolved, decay and rate, float32
+               + R H_v Dv (4 + N)               what the delta rule gives in float32, normed
+               + S H_v (Dv + Dk + 2) 4          changes and decays of the S rows of a span
+               + S / 32 H_v Dk Dv 4             the state before each chunk of 32 rows
     attention  R (2 H + 2 H_kv) Dh N            projections in
                + R (3 H + H_kv) Dh N            normed and rotated, attended, gated
     MoE        R E 8                            router logits and probabilities, float32
@@ -20,6 +22,8 @@ of each of them in N bytes and float32; its graph keeps that memory for itself.
 from clover_local.config import ModelConfig
 from clover_local.memory.sizes import MIB
 
+SPAN_ROWS, CHUNK_ROWS = 512, 32
+"""Of the delta rule by chunks (`kernels/gpu/delta/gated_delta_chunked.py`)."""
 PREFILL_ROWS = (2048, 1024, 512, 256)
 """Rows of a prompt that run together: the first that leaves room for the experts."""
 GRAPH_BYTES = 32 * MIB
@@ -30,16 +34,25 @@ Assumed: not measured on the card."""
 def chunk_bytes(config: ModelConfig, *, rows: int, number_bytes: int) -> int:
     """The activations of `rows` rows in one layer, without logits."""
     c, n = config, number_bytes
-    keys, values = (
-        2 * c.linear_num_key_heads * c.linear_key_head_dim,
+    value_heads, values = (
+        c.linear_num_value_heads,
         c.linear_num_value_heads * c.linear_value_head_dim,
     )
-    gdn = (2 * c.qkv_dim + values + 2 * c.linear_num_value_heads + keys) * n + values * (4 + 2 * n)
+    gdn = (c.qkv_dim + values + 2 * value_heads) * n
+    gdn += (c.qkv_dim + 2 * value_heads) * 4 + values * (4 + n)
+    span = min(rows, SPAN_ROWS)
+    keys = value_heads * c.linear_key_head_dim
+    held = span * (values + keys + 2 * value_heads) * 4
+    held += -(-span // CHUNK_ROWS) * keys * c.linear_value_head_dim * 4
     heads = 5 * c.num_attention_heads + 3 * c.num_key_value_heads
     experts = c.num_experts_per_tok * (c.moe_intermediate_size * n + 4 * c.hidden_size)
     shared = 4 * c.hidden_size + 3 * c.shared_expert_intermediate_size * n
-    stages = (gdn, heads * c.head_dim * n, 8 * c.num_experts + experts + shared)
-    return rows * (3 * c.hidden_size * n + max(stages))
+    stages = (
+        rows * gdn + held,
+        rows * heads * c.head_dim * n,
+        rows * (8 * c.num_experts + experts + shared),
+    )
+    return rows * 3 * c.hidden_size * n + max(stages)
 
 
 def logits_bytes(config: ModelConfig, *, rows: int, number_bytes: int) -> int:

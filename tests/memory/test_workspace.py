@@ -1,9 +1,12 @@
 """What forwards need besides weights and state."""
 
 from clover_local.config import ModelConfig
+from clover_local.kernels.gpu.delta import gated_delta_chunked
 from clover_local.memory.sizes import MIB
 from clover_local.memory.workspace import (
+    CHUNK_ROWS,
     GRAPH_BYTES,
+    SPAN_ROWS,
     chunk_bytes,
     graph_pool,
     logits_bytes,
@@ -11,19 +14,31 @@ from clover_local.memory.workspace import (
 )
 
 
-def test_the_real_model_needs_most_for_its_experts_results(real_config: ModelConfig) -> None:
-    row = 3 * 2048 * 2  # stream
-    row += 8 * 256 + 8 * (512 * 2 + 4 * 2048) + 4 * 2048 + 3 * 512 * 2  # MoE
-    assert chunk_bytes(real_config, rows=2048, number_bytes=2) == 2048 * row
-    assert 150 * MIB < 2048 * row < 250 * MIB
+def test_the_real_model_needs_most_for_its_delta_rule(real_config: ModelConfig) -> None:
+    stream = 3 * 2048 * 2
+    gdn = (8192 + 4096 + 64) * 2 + (8192 + 64) * 4 + 4096 * (4 + 2)
+    span = 512 * (4096 + 4096 + 64) * 4 + 16 * 32 * 128 * 128 * 4
+    moe = 8 * 256 + 8 * (512 * 2 + 4 * 2048) + 4 * 2048 + 3 * 512 * 2
+    assert 2048 * gdn + span > 2048 * moe
+    needed = chunk_bytes(real_config, rows=2048, number_bytes=2)
+    assert needed == 2048 * (stream + gdn) + span
+    assert 200 * MIB < needed < 250 * MIB
 
 
-def test_an_odd_model_needs_most_for_its_mixers(odd_config: ModelConfig) -> None:
+def test_an_odd_model_of_few_rows_needs_most_for_what_a_chunk_keeps(
+    odd_config: ModelConfig,
+) -> None:
     qkv = 2 * 2 * 12 + 6 * 20
-    gdn = (2 * qkv + 6 * 20 + 2 * 6 + 2 * 2 * 12) * 4 + 6 * 20 * (4 + 2 * 4)
-    attention = (5 * 6 + 3 * 3) * 24 * 4
-    assert gdn < attention
-    assert chunk_bytes(odd_config, rows=7, number_bytes=4) == 7 * (3 * 40 * 4 + attention)
+    gdn = (qkv + 6 * 20 + 2 * 6) * 4 + (qkv + 2 * 6) * 4 + 6 * 20 * (4 + 4)
+    span = 7 * (6 * 20 + 6 * 12 + 2 * 6) * 4 + 6 * 12 * 20 * 4
+    attention = 7 * (5 * 6 + 3 * 3) * 24 * 4
+    assert 7 * gdn + span > attention
+    assert chunk_bytes(odd_config, rows=7, number_bytes=4) == 7 * (3 * 40 * 4 + gdn) + span
+
+
+def test_spans_and_chunks_are_those_of_the_kernel() -> None:
+    assert gated_delta_chunked.SPAN == SPAN_ROWS
+    assert gated_delta_chunked.CHUNKED.chunk == CHUNK_ROWS
 
 
 def test_a_prompt_makes_one_row_of_logits_and_a_graph_a_block_of_them(

@@ -43,8 +43,8 @@ class ChunkedConfig:
 CHUNKED = ChunkedConfig(chunk=32, state_values=16, output_values=64, num_warps=4)
 STEP = 32
 """Columns or rows of a head that one product takes, of at least 16."""
-SPAN = 1024
-"""Rows whose intermediates are in memory at once: 105 MB for the real model."""
+SPAN = 512
+"""Rows whose intermediates are in memory at once: 50 MB for the real model."""
 
 
 def gated_delta_chunked(
