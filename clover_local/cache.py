@@ -15,8 +15,8 @@ from torch import Tensor
 
 from clover_local.config import ModelConfig
 from clover_local.kernels.dispatch import DeltaState, KeysValues
+from clover_local.memory.parts import CHECKPOINTS
 
-CHECKPOINTS = 8
 FIRST_ROWS = 256
 
 

@@ -105,6 +105,13 @@ class Placement:
         ]
 
 
+def check_context(context: int, config: ModelConfig) -> None:
+    """Raises SettingsError for a context that is longer than the model's."""
+    most = config.max_position_embeddings
+    if context > most:
+        raise SettingsError(f"--context {context} exceeds the model's {most}: pass at most that")
+
+
 def place(
     checkpoint: Checkpoint,
     config: ModelConfig,

@@ -22,12 +22,13 @@ from clover_local.config import (
 from clover_local.decoding.settings import Settings
 from clover_local.errors import SettingsError
 from clover_local.hub import locate
-from clover_local.placement import MemoryOptions, Placement, place
+from clover_local.placement import MemoryOptions, Placement, check_context, place
 from clover_local.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     import torch
 
+    from clover_local.cache import SequenceState
     from clover_local.decoding.pick import Picker
     from clover_local.generate import Generator
     from clover_local.model.clover import Clover
@@ -136,12 +137,12 @@ def plan_memory(
         check_context(context, opened.config)
     _check_choice("device", device, DEVICES)
     _check_choice("dtype", dtype, DTYPES)
-    place_type = check_device(device).type
+    device_type = check_device(device).type
     return place(
         opened.checkpoint,
         opened.config,
-        device=place_type,
-        dtype=dtype or ("float32" if place_type == "cpu" else "bfloat16"),
+        device=device_type,
+        dtype=dtype or ("float32" if device_type == "cpu" else "bfloat16"),
         context=context,
         options=memory,
     )
@@ -173,30 +174,18 @@ def load(
 
     import torch
 
-    from clover_local.cache import FIRST_ROWS, SequenceState
     from clover_local.generate import PREFILL_ROWS, Generator
     from clover_local.kernels import dispatch
     from clover_local.model.graphs import GraphedClover
 
-    where, number = torch.device(placement.device), getattr(torch, placement.dtype)
+    plan, where = placement.plan, torch.device(placement.device)
     try:
-        dispatch.check_choice(where, number)
+        dispatch.check_choice(where, getattr(torch, placement.dtype))
     except ValueError as error:  # the environment is the user's, so this is no wrong call
         raise SettingsError(str(error)) from None
-    plan = placement.plan
     try:
         model = _model(opened, placement, on_progress=on_progress, on_note=on_note)
-        # Where memory is planned, keys and values are allocated at once.
-        state = SequenceState(
-            opened.config,
-            context=placement.context,
-            device=where,
-            dtype=number,
-            first_rows=FIRST_ROWS if plan is None else placement.context,
-        )
-        if plan is not None:
-            state.reserve(1)
-            model.prepare(state)
+        state = _empty_state(model, placement)
     except torch.OutOfMemoryError:
         raise SettingsError(
             "the device has less free memory than was planned for: close what else uses it, or "
@@ -273,23 +262,29 @@ def _model(
     )
 
 
+def _empty_state(model: Clover, placement: Placement) -> SequenceState:
+    """A state in which nothing is committed; where memory is planned, all of it is allocated."""
+    from clover_local.cache import FIRST_ROWS, SequenceState
+
+    is_planned = placement.plan is not None
+    state = SequenceState(
+        model.config,
+        context=placement.context,
+        device=model.device,
+        dtype=model.dtype,
+        first_rows=placement.context if is_planned else FIRST_ROWS,
+    )
+    if is_planned:
+        state.reserve(1)
+        model.prepare(state)
+    return state
+
+
 def _picker(device: torch.device) -> Picker:
     """Picks where the logits are; loads Triton."""
     from clover_local.decoding.device_pick import DevicePicker
 
     return DevicePicker(device)
-
-
-def check_context(context: int | None, config: ModelConfig) -> int:
-    """The context to use: as given, or all that the model can.
-
-    Raises:
-        SettingsError: more than the model can.
-    """
-    most = config.max_position_embeddings
-    if context is not None and context > most:
-        raise SettingsError(f"--context {context} exceeds the model's {most}: pass at most that")
-    return most if context is None else context
 
 
 def check_device(device: str | None) -> torch.device:

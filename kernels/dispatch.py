@@ -19,7 +19,6 @@ from clover_local.kernels import (
     gated_delta_preview,
     norms,
     residual,
-    start,
 )
 from clover_local.kernels import linear as plain_linear
 from clover_local.kernels import route as plain_route
@@ -38,9 +37,8 @@ from clover_local.kernels.native.build import Missing
 from clover_local.kernels.native.launch import kernel_for
 from clover_local.kernels.norms import rotary_angles
 from clover_local.kernels.packed import PackedWeight, Weight
-from clover_local.kernels.residual import MixedExperts, sum_places
+from clover_local.kernels.residual import MixedExperts, Started, sum_places
 from clover_local.kernels.route import AnyRouting, Routing
-from clover_local.kernels.start import Started
 
 if TYPE_CHECKING:
     from clover_local.kernels.gpu.experts.record import ExpertSlots
@@ -99,8 +97,8 @@ def start_pass(
     cos: Tensor,
     sin: Tensor,
 ) -> Started:
-    """A pass's embedded rows, their norm, and rotary angles; see `start.py`."""
-    run = start.start_pass
+    """A pass's embedded rows, their norm, and rotary angles; see `residual.py`."""
+    run = residual.start_pass
     if on_gpu(ids):
         from clover_local.kernels.gpu import operators
 

@@ -1,7 +1,11 @@
-"""sum = hidden_states + update, normed = rms_norm(sum); the update may be what experts gave.
+"""The residual stream: what a pass starts it with, and what each half of a layer adds to it.
 
-The end of one half of a layer and the start of the next: on a GPU the experts' sum, the shared
-expert's share, the residual sum and the norm that follows are one launch (`gpu/experts/add_norm`).
+    start   hidden_states[t] = embedding[ids[t]], their norm; the rotary tables' rows at length + t
+    add     sum = hidden_states + update, rms_norm(sum); the update may be what experts gave
+
+On a GPU each is one launch (`gpu/start.py`, `gpu/experts/add_norm.py`): the start reads `length`
+there, so that the same launches serve every position (a pass that is replayed has no position of
+its own); the sum has the experts' sum and the shared expert's share in it.
 """
 
 from dataclasses import dataclass
@@ -10,6 +14,16 @@ import torch
 from torch import Tensor
 
 from clover_local.kernels.norms import rms_norm
+
+
+@dataclass(frozen=True, eq=False)
+class Started:
+    """The rows of a pass before its first layer."""
+
+    hidden_states: Tensor  # [T, D]
+    normed: Tensor  # [T, D], for the first layer
+    cos: Tensor  # [T, R / 2] float32
+    sin: Tensor  # likewise
 
 
 @dataclass(frozen=True, eq=False)
@@ -25,6 +39,33 @@ class MixedExperts:
         """The places in order, then shared * sigmoid(shared_gate): [T, D] float32."""
         routed = sum_places(self.results, self.expert_ids)
         return routed + self.shared.float() * self.shared_gate.sigmoid()
+
+
+def start_pass(
+    ids: Tensor,
+    *,
+    embedding: Tensor,
+    norm: Tensor,
+    eps: float,
+    length: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+) -> Started:
+    """The embedded rows of a pass behind `length` committed tokens, and their rotary angles.
+
+    Args:
+        ids: [T] int64.
+        embedding: [V, D]; may lie on the host while `ids` are on a device.
+        norm: [D], the weight of the first layer's norm; `eps` is in it.
+        length: [1] int32; a row whose position is behind the tables has their last row.
+        cos: [N, R / 2] float32, by position.
+        sin: likewise.
+    """
+    hidden_states = embedding[ids.to(embedding.device)].to(ids.device)
+    rows = torch.arange(len(ids), device=ids.device)
+    positions = (length.long() + rows).clamp(max=len(cos) - 1)
+    normed = rms_norm(hidden_states, norm, eps=eps)
+    return Started(hidden_states, normed, cos[positions], sin[positions])
 
 
 def sum_places(results: Tensor, expert_ids: Tensor | None) -> Tensor:

@@ -11,14 +11,13 @@ import torch
 from torch import Tensor
 
 from clover_local.config import ModelConfig
-from clover_local.experts.protocol import ExpertResults
+from clover_local.experts.protocol import ExpertResults, Uncached
 from clover_local.kernels.packed import Weight
 from clover_local.kernels.route import AnyRouting, Routing
 from clover_local.model.clover import Layer
 from clover_local.quant import stream
 from clover_local.quant.calibration import CalibrationSequence
 from clover_local.quant.stream import LayerExperts, MoEInputs, Rows
-from clover_local.residency.demand import Kind
 
 GROUP_BYTES = 128 << 20  # of experts in float32 that are in memory together
 ROWS_TOGETHER = 3072  # or just more: rows for which a group of experts is read
@@ -27,7 +26,7 @@ ROWS_AT_ONCE = 512  # of those, how many go through it in one call
 ReadExpert = Callable[[int], tuple[Weight, Weight]]
 
 
-class GroupedExperts:
+class GroupedExperts(Uncached):
     """A layer's routed experts, read as many at a time as are large enough to matter."""
 
     def __init__(
@@ -45,18 +44,6 @@ class GroupedExperts:
     def waits_because(self) -> str:
         """See `Experts.waits_because`."""
         return "experts are read group by group"
-
-    def stats(self) -> None:
-        """See `Experts.stats`."""
-
-    def shrink(self) -> None:
-        """See `Experts.shrink`."""
-
-    def resize(self, slots: int) -> None:
-        """See `Experts.resize`; nothing is kept."""
-
-    def begin(self, kind: Kind, *, block: int) -> None:
-        """See `Experts.begin`; a layer alone runs no forward."""
 
     def forward(self, layer: int, x: Tensor, *, routing: AnyRouting) -> ExpertResults:
         """See `Experts.forward`; `layer` does not matter."""

@@ -17,18 +17,17 @@ machine. (The result does not depend on the plan at all: see `quant/pipeline/exp
 """
 
 import re
-import reprlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from clover_local.config import ModelConfig
 from clover_local.errors import SettingsError
+from clover_local.memory.sizes import MIB
 from clover_local.quant.evaluation.metrics import CHUNK_BYTES
 from clover_local.quant.grouped import GROUP_BYTES, ROWS_AT_ONCE, ROWS_TOGETHER
 from clover_local.quant.profiles import AS_SOURCE, Recipe
 
-MIB = 1 << 20
 DEFAULT_LIMIT = 12 << 30
 
 BASELINE = 512 * MIB
@@ -56,10 +55,6 @@ EVALUATION_ROWS = 6  # a token's rows: two on their way and two compared, of two
 LOGITS = 6  # of a chunk of logits: of two models, as probabilities, in sums
 ROW_FILES = 3  # rows of all sequences on disk: before a layer, behind its mixer, and one more
 SOURCE_FILES = 4  # and of the source: before and behind the layer, behind its mixer, of experts
-
-_LONGEST_SIZE = 20  # characters
-_SIZE = re.compile(r"(?P<number>\d+(?:\.\d+)?)\s*(?P<unit>[kmgt]?)(?P<binary>i?)b?", re.IGNORECASE)
-_POWERS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
 
 
 @dataclass(frozen=True)
@@ -148,21 +143,6 @@ def disk_needed(config: ModelConfig, recipe: Recipe, *, rows: int) -> int:
     result = config.num_hidden_layers * (experts + trunk) + _outer(config, recipe)
     files = ROW_FILES + (SOURCE_FILES if recipe.needs_source_rows else 0)
     return result + files * rows * 4 * config.hidden_size
-
-
-def parse_size(text: str) -> int:
-    """Bytes in `12GiB`, `2G`, `800MiB`, `1.5 GB`; without an i a unit is decimal.
-
-    Raises:
-        SettingsError: no size.
-    """
-    match = _SIZE.fullmatch(text.strip())
-    if match is None or (match["binary"] and not match["unit"]) or len(text) > _LONGEST_SIZE:
-        raise SettingsError(
-            f"{reprlib.repr(text)} is no size: use a number with MiB or GiB, such as 12GiB"
-        )
-    base = 1024 if match["binary"] else 1000
-    return int(float(match["number"]) * base ** _POWERS[match["unit"].lower()])
 
 
 def shown(nbytes: int) -> str:

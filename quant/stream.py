@@ -16,7 +16,7 @@ from torch import Tensor
 from clover_local.cache import SequenceState
 from clover_local.checkpoint.parameters import PARAMETERS
 from clover_local.config import ModelConfig
-from clover_local.experts.protocol import ExpertResults, Experts
+from clover_local.experts.protocol import ExpertResults, Experts, Uncached
 from clover_local.kernels import dispatch
 from clover_local.kernels.dispatch import AnyRouting, DeltaState
 from clover_local.kernels.packed import Weight
@@ -26,7 +26,6 @@ from clover_local.model.attention import Angles, Attention
 from clover_local.model.clover import Head, Layer
 from clover_local.model.gated_delta_net import GatedDeltaNet
 from clover_local.quant.calibration import CalibrationSequence
-from clover_local.residency.demand import Kind
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,7 +55,7 @@ class MoEInputs:
     shared: Tensor  # [R, D] float32: the shared expert's part
 
 
-class LayerExperts:
+class LayerExperts(Uncached):
     """The routed experts of the one layer that is in memory."""
 
     def __init__(
@@ -83,18 +82,6 @@ class LayerExperts:
     def waits_because(self) -> str:
         """See `Experts.waits_because`."""
         return "a layer alone runs no passes"
-
-    def stats(self) -> None:
-        """See `Experts.stats`."""
-
-    def shrink(self) -> None:
-        """See `Experts.shrink`."""
-
-    def resize(self, slots: int) -> None:
-        """See `Experts.resize`; nothing is kept."""
-
-    def begin(self, kind: Kind, *, block: int) -> None:
-        """See `Experts.begin`; a layer alone runs no forward."""
 
     def forward(self, layer: int, x: Tensor, *, routing: AnyRouting) -> ExpertResults:
         """See `Experts.forward`; `layer` does not matter."""

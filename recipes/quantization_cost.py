@@ -19,11 +19,12 @@ from clover_local.bench.models import real_layers
 from clover_local.config import ModelConfig
 from clover_local.errors import CloverError
 from clover_local.kernels import dispatch
+from clover_local.memory.sizes import parse_size
 from clover_local.quant.drift import corrected
 from clover_local.quant.gptq import gptq_quantize
 from clover_local.quant.grouped import ROWS_TOGETHER
 from clover_local.quant.hessian import outer, relative_error
-from clover_local.quant.memory import DEFAULT_LIMIT, disk_needed, parse_size, plan_waves, shown
+from clover_local.quant.memory import DEFAULT_LIMIT, disk_needed, plan_waves, shown
 from clover_local.quant.profiles import Choices, Recipe, resolve
 from clover_local.quant.rounding import round_to_nearest, searched_scale
 
@@ -137,7 +138,7 @@ def main() -> int:
     try:
         choices = Choices(profile=arguments.profile, calibration_tokens=arguments.tokens)
         recipe, _ = resolve(choices, config, device="cpu")
-        limit = parse_size(arguments.memory)
+        limit = parse_size(arguments.memory, "--memory")
         plan = plan_waves(config, recipe, limit=limit, rows=SEQUENCE_ROWS)
     except CloverError as error:
         print(f"error: {error}", file=sys.stderr)

@@ -23,7 +23,7 @@ from clover_local.config import ModelConfig
 from clover_local.decoding.run import ForwardOutput, Model
 from clover_local.decoding.settings import resolve
 from clover_local.demo.tasks.stream import FAMILIES, stream
-from clover_local.residency.demand import Kind
+from clover_local.residency.demand import CommitKind, Kind
 from clover_local.residency.statistics import RoutingStatistics, alike, statistics
 from clover_local.residency.synthetic import Synthetic, synthetic_trace
 from clover_local.residency.trace import Forward, RoutingTrace, forward_of, routing_record
@@ -64,7 +64,7 @@ class Recorder:
         state: SequenceState,
         *,
         logits: Literal["all", "last", "none"] = "last",
-        kind: Literal["commit", "prompt"] = "commit",
+        kind: CommitKind = "commit",
     ) -> ForwardOutput:
         """See `Model`. Commits before the first preview are those of the prompt."""
         output = self.model.commit(tokens, state, logits=logits)

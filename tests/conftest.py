@@ -245,6 +245,32 @@ def odd_config(golden_config: ModelConfig) -> ModelConfig:
     )
 
 
+@pytest.fixture(scope="session")
+def real_config(golden_config: ModelConfig) -> ModelConfig:
+    """The sizes of Clover-35B-A3B."""
+    linear, full = "linear_attention", "full_attention"
+    return replace(
+        golden_config,
+        vocab_size=248320,
+        hidden_size=2048,
+        num_hidden_layers=40,
+        layer_types=(linear, linear, linear, full) * 10,
+        num_attention_heads=16,
+        num_key_value_heads=2,
+        head_dim=256,
+        linear_num_key_heads=16,
+        linear_num_value_heads=32,
+        linear_key_head_dim=128,
+        linear_value_head_dim=128,
+        num_experts=256,
+        num_experts_per_tok=8,
+        moe_intermediate_size=512,
+        shared_expert_intermediate_size=512,
+        max_position_embeddings=131072,
+        mask_token_id=248077,
+    )
+
+
 RandomParameters = Callable[[ModelConfig], dict[str, Tensor]]
 
 

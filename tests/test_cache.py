@@ -6,8 +6,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from clover_local.cache import CHECKPOINTS, FIRST_ROWS, Committed, SequenceState
+from clover_local.cache import FIRST_ROWS, Committed, SequenceState
 from clover_local.config import ModelConfig
+from clover_local.memory.parts import CHECKPOINTS
 
 LAYER = 3  # the golden config's attention layer
 

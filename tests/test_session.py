@@ -18,7 +18,7 @@ from clover_local.experts.resident import ResidentExperts
 from clover_local.generate import generate
 from clover_local.kernels.packed import PackedWeight, Weight
 from clover_local.model.clover import Clover
-from clover_local.session import OpenModel, check_context, fingerprint, load, open_model
+from clover_local.session import OpenModel, fingerprint, load, open_model
 
 EmptyState = Callable[[ModelConfig], SequenceState]
 
@@ -97,13 +97,6 @@ def test_an_unfinished_quantization_says_how_to_go_on(tmp_path: Path) -> None:
     (tmp_path / ".quantize").mkdir()
     with pytest.raises(ConfigError, match="unfinished: run the same `clover-local quantize` again"):
         open_model(str(tmp_path))
-
-
-def test_the_context_is_the_models_unless_given(opened: OpenModel) -> None:
-    assert check_context(None, opened.config) == 131072
-    assert check_context(77, opened.config) == 77
-    with pytest.raises(SettingsError, match="131073"):
-        check_context(131073, opened.config)
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from clover_local.cli import console
-from clover_local.cli.options import JsonOpt, ModelArg, QuietOpt
+from clover_local.cli.options import JsonOpt, ModelArg, QuietOpt, require_plot
 from clover_local.quant.profiles import Choices
 
 if TYPE_CHECKING:
@@ -71,7 +71,7 @@ def evaluate(
     from clover_local.session import check_device, open_model
 
     if plot is not None:
-        chart.require_plot(plot)
+        require_plot(plot)
     check_device(device)
     opened = open_model(model)
     reference = None if against is None else open_model(against)

@@ -7,10 +7,12 @@ import typer
 
 from clover_local.cli import console
 from clover_local.decoding.settings import KEYS
-from clover_local.errors import SettingsError
+from clover_local.errors import CloverError, SettingsError
 from clover_local.memory.sizes import parse_size
 from clover_local.placement import MemoryOptions
 from clover_local.residency.names import POLICY_NAMES
+
+CHARTS = (".png", ".svg")
 
 ModelArg: TypeAlias = Annotated[
     str,
@@ -163,6 +165,24 @@ def memory_options(call: typer.Context) -> MemoryOptions:
         policy=given["policy"],
         profile=given["expert_profile"],
     )
+
+
+def require_plot(path: Path) -> None:
+    """Says before any work whether `--plot` can write a chart to `path`.
+
+    Raises:
+        CloverError: another kind of file, no regular one, no folder for it, no matplotlib.
+    """
+    if path.suffix not in CHARTS:
+        raise CloverError(f"--plot {path}: a chart is {' or '.join(CHARTS)}, name the file so")
+    if not path.parent.is_dir():
+        raise CloverError(f"--plot {path}: there is no folder {path.parent}, make it first")
+    if path.exists() and not path.is_file():
+        raise CloverError(f"--plot {path} is there and no file: pass another name")
+    try:
+        import matplotlib  # noqa: F401
+    except ImportError:
+        raise CloverError("--plot needs matplotlib: pip install 'clover-local[plot]'") from None
 
 
 def given_settings(call: typer.Context) -> dict[str, object]:

@@ -13,7 +13,7 @@ import typer
 from clover_local.checkpoint.placements import open_checkpoint, require_readable
 from clover_local.checkpoint.summary import Summary, read_summary, summarize
 from clover_local.cli import console
-from clover_local.cli.options import JsonOpt, ModelArg, QuietOpt
+from clover_local.cli.options import JsonOpt, ModelArg, PinLimitOpt, QuietOpt
 from clover_local.cli.plan_tables import percent, show
 from clover_local.cli.plan_target import Target, find_target
 from clover_local.config import ModelConfig, read_model_config
@@ -21,8 +21,8 @@ from clover_local.errors import ConfigError, SettingsError
 from clover_local.hub import DESCRIPTION_FILES, locate
 from clover_local.memory.model_bytes import (
     Formats,
-    MatrixFormat,
     ModelBytes,
+    StorageFormat,
     from_config,
     from_summary,
 )
@@ -30,6 +30,7 @@ from clover_local.memory.parts import Budget, Plan
 from clover_local.memory.planner import plan as make_plan
 from clover_local.memory.predict import predict
 from clover_local.memory.sizes import parse_size
+from clover_local.placement import PLANNED_CONTEXT, check_context
 from clover_local.quant.profiles import (
     AS_SOURCE,
     PROFILES,
@@ -52,7 +53,6 @@ RamOpt = Annotated[
     str | None,
     typer.Option(metavar="32GB", help="Installed memory; default: what is free here, or 32GB."),
 ]
-PinLimitOpt = Annotated[str | None, typer.Option(metavar="SIZE", help="Most pinned host memory.")]
 LinkOpt = Annotated[
     str | None, typer.Option(metavar="52GB/s", help="Rate from pinned memory to the card.")
 ]
@@ -71,7 +71,6 @@ PlanProfileOpt = Annotated[
 ]
 
 BF16 = "bf16"
-DEFAULT_CONTEXT = 32768
 CONTEXTS = (4096, 8192, 16384, 32768, 65536, 131072)
 
 
@@ -102,12 +101,12 @@ def plan(
     config = read_model_config(folder)
     source = _source(folder, config, profile)
     most = config.max_position_embeddings
-    if context is not None and context > most:
-        raise SettingsError(f"--context {context} exceeds the model's {most}: pass at most that")
+    if context is not None:
+        check_context(context, config)
     budget = Budget(
         device=target.device,
         host=target.host,
-        context=context or min(DEFAULT_CONTEXT, most),
+        context=context or min(PLANNED_CONTEXT, most),
         pin_limit=None if pin_limit is None else parse_size(pin_limit, "--pin-limit"),
     )
     made = make_plan(source.model, budget)
@@ -167,15 +166,15 @@ def _formats(profile: str, config: ModelConfig) -> Formats:
     Raises:
         SettingsError: an unknown profile, or groups that do not divide the experts.
     """
-    plain = MatrixFormat(AS_SOURCE)
+    plain = StorageFormat(AS_SOURCE)
     if profile == BF16:
         return Formats(plain, plain)
     if profile not in PROFILES:
         known = ", ".join(PROFILES)
         raise SettingsError(f"--profile {profile} is unknown: use {known} or {BF16}")
     recipe, _ = resolve(Choices(profile=profile), config, device="cpu")
-    trunk = tuple(MatrixFormat(recipe.trunk_bits, size) for size in TRUNK_GROUP_SIZES)
-    experts = MatrixFormat(4, recipe.group_size)
+    trunk = tuple(StorageFormat(recipe.trunk_bits, size) for size in TRUNK_GROUP_SIZES)
+    experts = StorageFormat(4, recipe.group_size)
     # Which layers get wider down projections is known after quantizing: all, at most.
     down = experts if recipe.down_error_limit is None else replace(experts, bits=8)
     return Formats(experts, down, trunk, trunk if recipe.head_bits < AS_SOURCE else ())
@@ -201,10 +200,10 @@ def _labels(summary: Summary) -> str:
 
 
 def _words(formats: Formats) -> str:
-    def word(matrix: MatrixFormat) -> str:
+    def word(matrix: StorageFormat) -> str:
         return f"INT{matrix.bits} g{matrix.group_size}" if matrix.group_size else "BF16"
 
-    plain = MatrixFormat(AS_SOURCE)
+    plain = StorageFormat(AS_SOURCE)
     down = "" if formats.down == formats.gate_up else f" (down {word(formats.down)} at most)"
     trunk, head = (word((*choices, plain)[0]) for choices in (formats.trunk, formats.head))
     return f"experts {word(formats.gate_up)}{down}, trunk {trunk}, head {head}"

@@ -16,6 +16,7 @@ from clover_local.cli import console, effects
 from clover_local.cli.interrupt import INTERRUPTED, single_interrupt
 from clover_local.cli.options import DeviceOpt, JsonOpt, ModelArg, QuietOpt
 from clover_local.cli.status import size
+from clover_local.memory.sizes import parse_size
 from clover_local.quant.profiles import Choices
 
 if TYPE_CHECKING:
@@ -91,12 +92,11 @@ def quantize(
     quiet: QuietOpt = False,
 ) -> None:
     """Quantize MODEL to INT4 in the folder DEST; the same command continues after a stop."""
-    from clover_local.quant.memory import parse_size
     from clover_local.quant.pipeline.source import ForeignSource, open_source
     from clover_local.session import check_device
 
     started = time.monotonic()
-    limit = parse_size(memory)
+    limit = parse_size(memory, "--memory")
     place = check_device(device)
     choices = Choices(
         profile=profile,

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from clover_local.cli import console
-from clover_local.cli.options import JsonOpt, QuietOpt
+from clover_local.cli.options import JsonOpt, QuietOpt, require_plot
 from clover_local.errors import SettingsError
 from clover_local.memory.sizes import parse_rate, parse_size, shown
 from clover_local.residency.names import POLICY_NAMES
@@ -78,7 +78,7 @@ def simulate(
     from clover_local.residency.trace import read_trace
 
     if plot is not None:
-        chart.require_plot(plot)
+        require_plot(plot)
     names = _policies(policy)
     record = parse_size(record_bytes, "--record-bytes")
     rates = parse_rate(link, "--link"), parse_rate(bandwidth, "--bandwidth")
@@ -88,9 +88,9 @@ def simulate(
     recorded = read_trace(trace)
     if known is not None:
         known.require_fit(recorded.layers, recorded.experts)
+    slots = _slots(sizes, recorded)
     if save_profile is not None:
         profiles.save_profile(profiles.profile_of(recorded), save_profile)
-    slots = _slots(sizes, recorded)
     with console.progress(f"replaying {trace}") as on_progress:
         replays = library.simulate(
             recorded, slots=slots, policies=names, profile=known, on_progress=on_progress

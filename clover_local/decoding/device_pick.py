@@ -243,7 +243,9 @@ class DevicePicker:
                 block[row] = token
         left = int(words[0, accept.MASKED_LEFT])
         if left != reasons.count(accept.STAYS):
-            raise RuntimeError(f"{left} masked rows on the device, {reasons.count(0)} on the host")
+            raise RuntimeError(
+                f"{left} masked rows on the device, {reasons.count(accept.STAYS)} on the host"
+            )
         self._known = (controls, controls.length, on_device, block, pass_number + 1)
         if on_device is not None:
             on_device.host = list(block)

@@ -34,7 +34,7 @@ from clover_local.decoding.trace import Trace, commit_record, end_record, pass_r
 from clover_local.errors import ResourceError
 from clover_local.experts.traffic import OffloadStats
 from clover_local.kernels import dispatch
-from clover_local.residency.demand import Kind
+from clover_local.residency.demand import CommitKind, Kind
 from clover_local.residency.trace import forward_of, routing_record
 
 
@@ -71,7 +71,7 @@ class Model(Protocol):
         state: SequenceState,
         *,
         logits: Literal["all", "last", "none"] = "last",
-        kind: Literal["commit", "prompt"] = "commit",
+        kind: CommitKind = "commit",
     ) -> ForwardOutput: ...
     def preview(self, block: Sequence[int], state: SequenceState) -> ForwardOutput: ...
     def offload_stats(self) -> OffloadStats | None:
@@ -156,12 +156,12 @@ class Run:
 
     def commit_prompt(self, tokens: Sequence[int], *, logits: bool) -> None:
         """Commits a piece of the prompt."""
-        self.clock.prompt_seconds += self._commit(tokens, logits=logits, prompt=True)
+        self.clock.prompt_seconds += self._commit(tokens, logits=logits, kind="prompt")
         self.clock.prompt_tokens += len(tokens)
 
     def commit(self, tokens: Sequence[int], *, logits: bool) -> None:
         """Commits emitted tokens; `logits` asks for `next_logits`."""
-        self.clock.commit_seconds += self._commit(tokens, logits=logits, prompt=False)
+        self.clock.commit_seconds += self._commit(tokens, logits=logits, kind="commit")
         self.clock.commits += 1
 
     def commit_pending(self, *, logits: bool) -> None:
@@ -300,20 +300,17 @@ class Run:
                     ) from error
             self._on_note(given_up)
 
-    def _commit(self, tokens: Sequence[int], *, logits: bool, prompt: bool) -> float:
+    def _commit(self, tokens: Sequence[int], *, logits: bool, kind: CommitKind) -> float:
         """Commits, and returns the seconds it took."""
         start, began = self.state.length, time.perf_counter()
         output = self._within_memory(
             lambda: self.model.commit(
-                tokens,
-                self.state,
-                logits="last" if logits else "none",
-                kind="prompt" if prompt else "commit",
+                tokens, self.state, logits="last" if logits else "none", kind=kind
             )
         )
         self.next_logits = output.logits[-1:] if logits else None
         # Where a pick follows, it waits; else the next forward would pay for this one.
-        waits = prompt or not logits or self._trace is not None
+        waits = kind == "prompt" or not logits or self._trace is not None
         if waits and self.model.device.type == "cuda":
             torch.cuda.synchronize(self.model.device)
         seconds = time.perf_counter() - began
@@ -322,9 +319,9 @@ class Run:
                 commit_record(
                     tokens,
                     start=start,
-                    prompt=prompt,
+                    prompt=kind == "prompt",
                     milliseconds=1000 * seconds,
-                    routing=self._routing(output, "prompt" if prompt else "commit"),
+                    routing=self._routing(output, kind),
                 )
             )
         return seconds

@@ -6,8 +6,8 @@ import numpy as np
 import torch
 
 from clover_local.experts.offloaded import OffloadedExperts
-from clover_local.experts.pinned import Allocate, HostRecords, Key, pinned
-from clover_local.experts.store import ExpertStore
+from clover_local.experts.pinned import Allocate, HostRecords, pinned
+from clover_local.experts.store import ExpertStore, Key
 from clover_local.memory.parts import OFF_DEVICE, RING, STREAM, Plan
 from clover_local.residency.names import DEFAULT_POLICY
 from clover_local.residency.pools import SlotPools, pools_of
@@ -45,31 +45,15 @@ def offload(
     """
     order = by_use(store, profile)
     permanent = permanent_of(plan, order)
-    pools = pools_of(store.record_bytes)
-    stream = plan.device_parts.get(STREAM, 0)
-    passing = stream // sum(pool.record_bytes for pool in pools)
-    slots = []
-    if all(count == store.num_experts for count in plan.slots_per_layer):
-        passing = 0  # nothing streams
-    for pool in pools:
-        planned = sum(plan.slots_per_layer[layer] for layer in pool.layers)
-        slots.append(min(planned + passing, len(pool.layers) * store.num_experts))
-    tables = SlotPools(
-        pools,
-        store.num_experts,
-        slots=slots,
-        policy=policy,
-        profile=profile,
-        passing=passing if 0 < passing < min(slots) else None,
-        floor=plan.floor,
-        permanent=permanent,
-    )
+    tables = _tables(store, plan, policy=policy, profile=profile, permanent=permanent)
     first = list(dict.fromkeys([*permanent, *order]))
     host = None
     if torch.device(device).type == "cuda":
         host = HostRecords(
             store,
-            off_device(first, permanent=len(permanent), slots=sum(slots)),
+            off_device(
+                first, permanent=len(permanent), slots=sum(table.slots for table in tables.tables)
+            ),
             pin_bytes=plan.host_parts.get(OFF_DEVICE, 0),
             ring_bytes=plan.host_parts.get(RING, 0),
             allocate=allocate,
@@ -81,9 +65,38 @@ def offload(
     return experts
 
 
+def _tables(
+    store: ExpertStore,
+    plan: Plan,
+    *,
+    policy: str,
+    profile: Profile | None,
+    permanent: Sequence[Key],
+) -> SlotPools:
+    """The tables of the planned slots; what the plan gives to streaming become passing ones."""
+    pools = pools_of(store.record_bytes)
+    passing = plan.device_parts.get(STREAM, 0) // sum(pool.record_bytes for pool in pools)
+    if all(count == store.num_experts for count in plan.slots_per_layer):
+        passing = 0  # nothing streams
+    slots = []
+    for pool in pools:
+        planned = sum(plan.slots_per_layer[layer] for layer in pool.layers)
+        slots.append(min(planned + passing, len(pool.layers) * store.num_experts))
+    return SlotPools(
+        pools,
+        store.num_experts,
+        slots=slots,
+        policy=policy,
+        profile=profile,
+        passing=passing if 0 < passing < min(slots) else None,
+        floor=plan.floor,
+        permanent=permanent,
+    )
+
+
 def by_use(store: ExpertStore, profile: Profile | None) -> list[Key]:
     """Every (layer, expert), the most used first, then the lowest numbers of all layers."""
-    keys = [(layer, n) for n in range(store.num_experts) for layer in range(store.num_layers)]
+    keys = store.keys
     if profile is None:
         return keys
     uses = np.array([profile.uses[key] for key in keys])

@@ -13,6 +13,7 @@ the rest.
 
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -21,11 +22,11 @@ from torch import Tensor
 from clover_local.errors import SettingsError
 from clover_local.experts.choices import Choices
 from clover_local.experts.copies import Copies, Copy, DirectCopies
-from clover_local.experts.pinned import HostRecords, Key
+from clover_local.experts.pinned import HostRecords
 from clover_local.experts.pool import ExpertPool
-from clover_local.experts.protocol import ExpertResults
+from clover_local.experts.protocol import Cut, ExpertResults
 from clover_local.experts.slots import MatrixSlots, RecordSlots, Slots, are_blocked
-from clover_local.experts.store import ExpertStore
+from clover_local.experts.store import ExpertStore, Key
 from clover_local.experts.traffic import OffloadStats, Traffic
 from clover_local.kernels import dispatch
 from clover_local.kernels.dispatch import AnyRouting
@@ -82,11 +83,13 @@ class OffloadedExperts:
         self._filled = Traffic()
         self._kind: Kind = "commit"
         self._block, self._number = -1, 0
+        self._cut: Cut | None = None
+        self._fixed: dict[tuple[int, int, int], Tensor] = {}
+        """Results between graphs, which every layer uses in turn."""
 
     @property
-    def waits_because(self) -> str | None:
-        """See `Experts.waits_because`."""
-        return "experts that are not on the device are copied when a layer asks for them"
+    def waits_because(self) -> None:
+        """See `Experts.waits_because`: what waits goes to the cut."""
 
     @property
     def slots(self) -> int:
@@ -108,6 +111,10 @@ class OffloadedExperts:
         self._number = self._number + 1 if block == self._block else 0
         self._kind, self._block = kind, block
 
+    def cut_with(self, cut: Cut | None) -> None:
+        """See `Experts.cut_with`."""
+        self._cut = cut
+
     def forward(self, layer: int, x: Tensor, *, routing: AnyRouting) -> ExpertResults:
         """See `Experts.forward`.
 
@@ -116,20 +123,29 @@ class OffloadedExperts:
         """
         rows, per_row = routing.expert_ids.shape
         shape = (rows, per_row, self._store.hidden)
-        results = torch.empty(shape, dtype=torch.float32, device=x.device)
-        choices = Choices.of(routing.expert_ids, self._store.num_experts)
-        if len(choices.experts):
-            self._pool_of[layer].forward(
-                Demand(
-                    layer, choices.experts, choices.counts, self._kind, self._block, self._number
-                ),
-                x,
-                routing=routing,
-                choices=choices,
-                results=results,
-                traffic=self._traffic.setdefault(self._kind, Traffic()),
-            )
+        if self._cut is None:
+            results = torch.empty(shape, dtype=torch.float32, device=x.device)
+            self._serve(layer, x, routing=routing, results=results)
+        else:
+            if shape not in self._fixed:
+                self._fixed[shape] = torch.empty(shape, dtype=torch.float32, device=x.device)
+            results = self._fixed[shape]
+            self._cut(lambda: self._serve(layer, x, routing=routing, results=results))
         return ExpertResults(results, routing.expert_ids)
+
+    def _serve(self, layer: int, x: Tensor, *, routing: AnyRouting, results: Tensor) -> None:
+        """Finds out which experts are asked for, copies those that are missing, computes all."""
+        choices = Choices.of(routing.expert_ids, self._store.num_experts)
+        if not len(choices.experts):
+            return
+        self._pool_of[layer].forward(
+            Demand(layer, choices.experts, choices.counts, self._kind, self._block, self._number),
+            x,
+            routing=routing,
+            choices=choices,
+            results=results,
+            traffic=self._traffic.setdefault(self._kind, Traffic()),
+        )
 
     @torch.inference_mode()
     def fill(
@@ -227,8 +243,8 @@ class OffloadedExperts:
         """Counts since the start."""
         return OffloadStats(
             counts=self._tables.counts,
-            traffic=dict(self._traffic),
-            filled=self._filled,
+            traffic={kind: replace(traffic) for kind, traffic in self._traffic.items()},
+            filled=replace(self._filled),
             slots=self.slots,
             passing=sum(pool.table.passing for pool in self._pools),
             resident=sum(pool.table.resident for pool in self._pools),
@@ -246,18 +262,13 @@ class OffloadedExperts:
     def _slot_bytes(self) -> int:
         return sum(pool.slots.nbytes for pool in self._pools)
 
-    def _all(self) -> list[Key]:
-        """Every expert, the lowest numbers of all layers first."""
-        store = self._store
-        return [(layer, n) for n in range(store.num_experts) for layer in range(store.num_layers)]
-
     def _bytes_of(self, key: Key) -> int:
         return self._store.layouts(key[0])[key[1]].nbytes
 
     def _placed(self, first: Sequence[Key]) -> dict[Key, Copy]:
         """Copies into the free slots: as many experts as each table keeps."""
         copies: dict[Key, Copy] = {}
-        order = list(dict.fromkeys([*first, *self._all()]))
+        order = list(dict.fromkeys([*first, *self._store.keys]))
         for pool in self._pools:
             table = pool.table
             mine = [key for key in order if key[0] in table.layers][: table.kept - table.resident]

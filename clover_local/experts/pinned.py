@@ -10,14 +10,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 import torch
 from torch import Tensor
 
-from clover_local.experts.store import ExpertStore
+from clover_local.experts.store import ExpertStore, Key
 from clover_local.memory.sizes import shown
 
 PIECE_BYTES = 64 << 20
 LEAST_ENTRIES = 2  # of a ring: one is read while the other is sent
 
-Key = tuple[int, int]
-"""Layer and expert."""
 Allocate = Callable[[int], Tensor]
 """So many bytes of pinned memory; a RuntimeError where the system refuses."""
 

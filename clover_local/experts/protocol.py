@@ -1,14 +1,19 @@
 """What the model asks of its routed experts, wherever they are; it hands over rows and routing."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
 from torch import Tensor
 
+from clover_local.errors import SettingsError
 from clover_local.experts.traffic import OffloadStats
 from clover_local.kernels import dispatch
 from clover_local.kernels.dispatch import AnyRouting
 from clover_local.residency.demand import Kind
+
+Cut = Callable[[Callable[[], None]], None]
+"""Takes work of the host that belongs between what was launched before and what follows."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,6 +60,37 @@ class Experts(Protocol):
                 commit, another one for every block.
         """
 
+    def cut_with(self, cut: Cut | None) -> None:
+        """From now on what the host does in a forward goes to `cut`, to be done between graphs.
+
+        Until the next call, `forward` then hands over its work in place of doing it, and its
+        results are at the same place for the same number of rows. None: it does it at once.
+        """
+
     def forward(self, layer: int, x: Tensor, *, routing: AnyRouting) -> ExpertResults:
         """The weighted results of each row's experts; `x` [T, D]."""
         ...
+
+
+class Uncached:
+    """What `Experts` without a cache have in common: nothing to tell, nothing to give up."""
+
+    def stats(self) -> OffloadStats | None:
+        """See `Experts.stats`."""
+        return None
+
+    def shrink(self) -> str | None:
+        """See `Experts.shrink`."""
+        return None
+
+    def resize(self, slots: int) -> None:
+        """See `Experts.resize`."""
+        raise SettingsError(
+            f"{slots} expert slots: every expert is in its place here: start with --expert-slots"
+        )
+
+    def begin(self, kind: Kind, *, block: int) -> None:
+        """See `Experts.begin`."""
+
+    def cut_with(self, cut: Cut | None) -> None:
+        """See `Experts.cut_with`; the host does nothing in a forward."""

@@ -16,9 +16,9 @@ import torch
 from torch import Tensor
 
 from clover_local.kernels.gpu.experts.record import (
-    ALIGNMENT,
     MatrixFormat,
     RecordLayout,
+    aligned,
     record_layout,
 )
 from clover_local.kernels.int4 import WORD_BITS
@@ -78,9 +78,9 @@ def joined_layout(expert: ExpertFormat) -> Layout:
     fields: list[Field] = []
     end = nbytes = 0
     for matrix, part, shape, dtype in _parts(expert):
-        fields.append(Field(matrix, part, end if matrix == "up" else _aligned(end), shape, dtype))
+        fields.append(Field(matrix, part, end if matrix == "up" else aligned(end), shape, dtype))
         end = fields[-1].start + fields[-1].nbytes
-        nbytes += _aligned(fields[-1].nbytes)
+        nbytes += aligned(fields[-1].nbytes)
     return Layout(expert, tuple(fields), nbytes)
 
 
@@ -92,7 +92,7 @@ def kernel_layout(expert: ExpertFormat) -> Layout | None:
     end = 0
     for matrix, part, shape, dtype in _parts(expert):
         fields.append(Field(matrix, part, end, shape, dtype))
-        end += _aligned(fields[-1].nbytes)
+        end += aligned(fields[-1].nbytes)
     kernel = record_layout(expert.hidden, expert.inner, gate_up=expert.gate_up, down=expert.down)
     return Layout(expert, tuple(fields), end, kernel)
 
@@ -155,7 +155,3 @@ def _parts(expert: ExpertFormat) -> Iterator[tuple[Matrix, Part, tuple[int, int]
                 if stored.has_minimum:
                     minima.append((matrix, "minimum", groups, torch.float32))
     yield from minima
-
-
-def _aligned(nbytes: int) -> int:
-    return -(-nbytes // ALIGNMENT) * ALIGNMENT

@@ -6,12 +6,10 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
-from clover_local.errors import SettingsError
-from clover_local.experts.protocol import ExpertResults
+from clover_local.experts.protocol import ExpertResults, Uncached
 from clover_local.kernels import dispatch
 from clover_local.kernels.dispatch import AnyRouting, ExpertMatrices
 from clover_local.kernels.packed import PackedWeight, Weight
-from clover_local.residency.demand import Kind
 
 if TYPE_CHECKING:  # Triton is loaded where there is a GPU
     from clover_local.kernels.gpu.experts.record import ExpertSlots
@@ -20,7 +18,7 @@ CACHE_LINE = 64
 """BLAS rounds otherwise where a matrix does not start at a multiple of 16 bytes: this is safe."""
 
 
-class ResidentExperts:
+class ResidentExperts(Uncached):
     """Every expert on the model's device."""
 
     def __init__(self, layers: Iterable[tuple[Iterable[Weight], Iterable[Weight]]]) -> None:
@@ -51,19 +49,6 @@ class ResidentExperts:
     def slots(self) -> list["ExpertSlots"]:
         """The layers' experts that are in slots."""
         return [layer.slots for layer in self._layers if layer.slots is not None]
-
-    def stats(self) -> None:
-        """See `Experts.stats`."""
-
-    def shrink(self) -> None:
-        """See `Experts.shrink`."""
-
-    def resize(self, slots: int) -> None:
-        """See `Experts.resize`."""
-        raise SettingsError("every expert is on the device: start with --expert-slots")
-
-    def begin(self, kind: Kind, *, block: int) -> None:
-        """See `Experts.begin`; every expert is there already."""
 
     def forward(self, layer: int, x: Tensor, *, routing: AnyRouting) -> ExpertResults:
         """See `Experts.forward`."""

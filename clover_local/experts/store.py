@@ -32,6 +32,9 @@ from clover_local.experts.record import (
 from clover_local.kernels import dispatch
 from clover_local.kernels.gpu.experts.record import MatrixFormat
 
+Key = tuple[int, int]
+"""Layer and expert."""
+
 
 @dataclass(frozen=True)
 class _Bytes:
@@ -100,9 +103,14 @@ class ExpertStore:
         self._dtype = dtype
         self._reader = reader or Files(shard.path for shard in checkpoint.shards)
         self._number = {shard.path: number for number, shard in enumerate(checkpoint.shards)}
-        self._steps: dict[tuple[int, int], tuple[_Run | _Made, ...]] = {}
+        self._steps: dict[Key, tuple[_Run | _Made, ...]] = {}
         on_gpu = dispatch.on_gpu(torch.empty(0, device=device))
         self._layouts = [self._layer_layouts(layer, on_gpu) for layer in range(self.num_layers)]
+
+    @property
+    def keys(self) -> list[Key]:
+        """Every (layer, expert), the lowest numbers of all layers first."""
+        return [(layer, n) for n in range(self.num_experts) for layer in range(self.num_layers)]
 
     @property
     def record_bytes(self) -> tuple[int, ...]:

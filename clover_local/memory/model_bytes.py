@@ -21,7 +21,7 @@ MINIMUM_BYTES = 4  # of a group of an asymmetric matrix
 
 
 @dataclass(frozen=True)
-class MatrixFormat:
+class StorageFormat:
     """How a matrix is stored: integers in groups of columns, or plain numbers (no group)."""
 
     bits: int
@@ -51,10 +51,10 @@ class Formats:
     Of `trunk` and `head` the first one whose groups divide a matrix; plain where none does.
     """
 
-    gate_up: MatrixFormat
-    down: MatrixFormat
-    trunk: tuple[MatrixFormat, ...] = ()
-    head: tuple[MatrixFormat, ...] = ()
+    gate_up: StorageFormat
+    down: StorageFormat
+    trunk: tuple[StorageFormat, ...] = ()
+    head: tuple[StorageFormat, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -104,7 +104,7 @@ class ModelBytes:
         return (c.num_hidden_layers - self.attention_layers) * (recurrent + conv) * SMALL_BYTES
 
 
-def record_bytes(config: ModelConfig, *, gate_up: MatrixFormat, down: MatrixFormat) -> int:
+def record_bytes(config: ModelConfig, *, gate_up: StorageFormat, down: StorageFormat) -> int:
     """Bytes of one expert's record: gate, up and down, every part aligned."""
     hidden, inner = config.hidden_size, config.moe_intermediate_size
     matrices = (gate_up.parts(inner, hidden),) * 2 + (down.parts(hidden, inner),)
@@ -125,9 +125,9 @@ def from_config(
     ):
         if not matrix.divides(columns):
             raise ValueError(f"groups of {matrix.group_size} do not divide {columns} columns")
-    plain = MatrixFormat(8 * number_bytes)
+    plain = StorageFormat(8 * number_bytes)
 
-    def stored(shape: tuple[int, ...], choices: tuple[MatrixFormat, ...]) -> int:
+    def stored(shape: tuple[int, ...], choices: tuple[StorageFormat, ...]) -> int:
         rows, columns = shape
         fitting = next((choice for choice in choices if choice.divides(columns)), plain)
         return _running(fitting, number_bytes).nbytes(rows, columns)
@@ -200,24 +200,24 @@ def _small(config: ModelConfig, *, diffusion: bool) -> int:
     )
 
 
-def _running(matrix: MatrixFormat, number_bytes: int) -> MatrixFormat:
+def _running(matrix: StorageFormat, number_bytes: int) -> StorageFormat:
     """A matrix as it runs: plain numbers in the dtype of the activations."""
-    return matrix if matrix.group_size else MatrixFormat(8 * number_bytes)
+    return matrix if matrix.group_size else StorageFormat(8 * number_bytes)
 
 
-def _format_of(group: Group) -> MatrixFormat:
+def _format_of(group: Group) -> StorageFormat:
     """A group's format, the bytes of a scale from what the group takes besides its integers.
 
     A symmetric group has a scale; an asymmetric one a zero point of 4 or 8 bits, or a float32
     minimum too. Shapes and padding add a fraction of a byte.
     """
     if group.group_size is None:
-        return MatrixFormat({"F32": 32}.get(group.format, 16))
+        return StorageFormat({"F32": 32}.get(group.format, 16))
     bits = int(group.format.removeprefix("INT"))
     rest = group.bytes - group.numbers * bits / 8
     each = rest * group.group_size / max(group.numbers, 1)
     wide = each >= 4 if group.symmetric else 4 <= each < 6 or each >= 8
-    return MatrixFormat(bits, group.group_size, group.symmetric, scale_bytes=4 if wide else 2)
+    return StorageFormat(bits, group.group_size, group.symmetric, scale_bytes=4 if wide else 2)
 
 
 def _grouped(groups: Iterable[Group], numbers: int, number_bytes: int) -> int:
@@ -231,7 +231,7 @@ def _grouped(groups: Iterable[Group], numbers: int, number_bytes: int) -> int:
 
 
 def _record(
-    config: ModelConfig, nbytes: int, candidates: list[MatrixFormat], number_bytes: int
+    config: ModelConfig, nbytes: int, candidates: list[StorageFormat], number_bytes: int
 ) -> int:
     """The record of an expert whose numbers and scales take `nbytes` in the files."""
     hidden, inner = config.hidden_size, config.moe_intermediate_size

@@ -20,7 +20,7 @@ CHECKPOINT_PART, PROGRAM = "state checkpoints", "program"
 PROGRAM_BYTES = 1536 * MIB
 """Python, torch and CUDA's libraries on the host; assumed."""
 CHECKPOINTS = 8
-"""Of the state, in host memory (`cache.py`)."""
+"""Of the state, that `cache.py` keeps in host memory."""
 
 
 @dataclass(frozen=True)

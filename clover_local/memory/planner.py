@@ -38,7 +38,7 @@ from clover_local.memory.parts import (
 )
 from clover_local.memory.sizes import MIB, shown, shown_mib
 from clover_local.memory.working_set import preview_experts
-from clover_local.memory.workspace import PREFILL_ROWS, graph_pool, prompt_workspace
+from clover_local.memory.workspace import PREFILL_CHOICES, graph_pool, prompt_workspace
 
 CUDA_RESERVE = 448 * MIB
 """The CUDA context with its kernels, and what the allocator cannot use; assumed, not measured."""
@@ -142,7 +142,7 @@ def _fitting(model: ModelBytes, budget: Budget) -> tuple[int, tuple[Part, ...]]:
 
 def _rows(budget: Budget) -> list[int]:
     """Chunks to try, no longer than the context."""
-    choices: Sequence[int] = PREFILL_ROWS
+    choices: Sequence[int] = PREFILL_CHOICES
     if budget.prefill_rows is not None:
         choices = (budget.prefill_rows,)
     return sorted({min(choice, budget.context) for choice in choices}, reverse=True)

@@ -9,12 +9,12 @@ MIB = 1 << 20
 GIB = 1 << 30
 
 _LONGEST = 20  # characters
-_SIZE = re.compile(r"(?P<number>\d+(?:\.\d+)?)\s*(?P<unit>[kmgt])(?P<binary>i?)b", re.IGNORECASE)
+_SIZE = re.compile(r"(?P<number>\d+(?:\.\d+)?)\s*(?P<unit>[kmgt])(?P<binary>i?)b?", re.IGNORECASE)
 _POWERS = {"k": 1, "m": 2, "g": 3, "t": 4}
 
 
 def parse_size(text: str, flag: str) -> int:
-    """Bytes in `15360MiB`, `14.5 GiB`, `16GB`; without an i a unit is decimal.
+    """Bytes in `15360MiB`, `14.5 GiB`, `16GB`, `2G`; without an i a unit is decimal.
 
     Raises:
         SettingsError: no size; `flag` names where it was given.

@@ -10,7 +10,6 @@ from math import log
 
 from clover_local.config import ModelConfig
 
-DRAFT_ROWS = 16
 _DRAFT, _PREVIEW, _COMMIT = 49 / 8, 70 / 8, 100 / 8  # times experts a token
 _BLOCK = 32
 _GROWTH = log(_PREVIEW) / log(_BLOCK)

@@ -24,7 +24,7 @@ from clover_local.memory.sizes import MIB
 
 SPAN_ROWS, CHUNK_ROWS = 512, 32
 """Of the delta rule by chunks (`kernels/gpu/delta/gated_delta_chunked.py`)."""
-PREFILL_ROWS = (2048, 1024, 512, 256)
+PREFILL_CHOICES = (2048, 1024, 512, 256)
 """Rows of a prompt that run together: the first that leaves room for the experts."""
 GRAPH_BYTES = 32 * MIB
 """For the graphs themselves, some 600 launches each for a few widths, and partial sums of split-K.

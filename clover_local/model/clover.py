@@ -24,10 +24,10 @@ from clover_local.model.gated_delta_net import GatedDeltaNet, take_diffusion
 from clover_local.model.linear import Linear
 from clover_local.model.moe import MoE, MoEOutput
 from clover_local.model.take import Take, take_float32
+from clover_local.residency.demand import CommitKind
 
 Logits = Literal["all", "last", "none"]
 """Of which rows of a commit."""
-CommitKind = Literal["commit", "prompt"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,7 +37,6 @@ class PassOutput:
     logits: Tensor  # [rows, V]: float32, or on a GPU the model's dtype
     expert_ids: tuple[Tensor, ...]  # per layer [T, A]: -1 where a row used fewer than A experts
     coreset_masks: tuple[Tensor, ...] = ()  # previews with coresets: per layer [E] bool
-
     distinct_experts: Tensor | None = None  # scalar, summed over layers: of a preview on a GPU
     block: DeviceBlock | None = None  # where a preview read its tokens, if a later one reads there
 

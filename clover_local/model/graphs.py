@@ -1,5 +1,8 @@
 """A model whose passes are CUDA graphs: one launch from the host instead of five hundred.
 
+Where some experts are not on the device, a pass is cut at each layer's experts: what comes before
+and behind are graphs, and between them the host copies what is missing and launches the experts.
+
 A graph reads and writes fixed addresses. So the tokens of a pass, and two sets of GDN states, lie
 in tensors that are made once: a commit reads one set and writes the other, which keeps the
 committed one whole until the commit is published. Keys and values stay in the buffers of the
@@ -22,7 +25,8 @@ from clover_local.decoding.pick import DeviceBlock
 from clover_local.experts.traffic import OffloadStats
 from clover_local.kernels.dispatch import DeltaState
 from clover_local.kernels.gpu.replay import Replay
-from clover_local.model.clover import Clover, CommitKind, Logits, PassOutput
+from clover_local.model.clover import Clover, Logits, PassOutput
+from clover_local.residency.demand import CommitKind
 
 GRAPH_ROWS = 64
 
@@ -102,6 +106,7 @@ class GraphedClover:
             rows = self._upload(ids, preview=False)
             target = self._sets[1 - source]
             view = state.view()
+            self.model.experts.begin(kind, block=state.length)
 
             def run() -> PassOutput:
                 output, _ = self.model.commit_rows(rows, view, logits=logits, into=target)
@@ -122,6 +127,7 @@ class GraphedClover:
             source = self._enter(state)
             rows = self._upload(ids, preview=True)
             view = state.view()
+            self.model.experts.begin("preview", block=state.length)
 
             def run() -> PassOutput:
                 return self.model.preview_rows(rows, view)
@@ -194,12 +200,16 @@ class GraphedClover:
         """The pass, from its graph; None where it cannot be captured."""
         if kind not in self._graphs:
             self._graphs[kind] = Replay(run, device=self.device, pool=self._pool)
+        replay = self._graphs[kind]
+        self.model.experts.cut_with(replay.cut)
         try:
-            return self._graphs[kind]()
-        except torch.cuda.OutOfMemoryError:
+            return replay()
+        except torch.OutOfMemoryError:
             raise
         except RuntimeError as error:
-            if self.device.type != "cuda" or self._graphs[kind].is_captured:
+            if self.device.type != "cuda" or replay.is_captured:
                 raise
             self._fall_back(str(error).splitlines()[0])
             return None
+        finally:
+            self.model.experts.cut_with(None)

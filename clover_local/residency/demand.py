@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 IntArray: TypeAlias = NDArray[np.int64]
 FloatArray: TypeAlias = NDArray[np.float64]
 Kind: TypeAlias = Literal["preview", "commit", "prompt"]
+CommitKind: TypeAlias = Literal["commit", "prompt"]
 
 NONE: IntArray = np.empty(0, np.int64)
 
@@ -55,11 +56,6 @@ class Admission:
     """Keys of the experts that lost their slots."""
     refused: int
     """Misses that were computed from a passing slot and not kept."""
-
-    @property
-    def copies(self) -> int:
-        """Records copied from the host: every miss once, never twice."""
-        return sum(len(wave.copied) for wave in self.waves)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -3,9 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-import numpy as np
-
-from clover_local.residency.demand import Admission, Demand, FloatArray, Kind
+from clover_local.residency.demand import FloatArray, Kind
 from clover_local.residency.policies import make_policy
 from clover_local.residency.profile import Profile
 from clover_local.residency.table import Counts, SlotTable
@@ -20,7 +18,7 @@ class Pool:
 
 
 class SlotPools:
-    """Serves every layer from the table of its pool."""
+    """A table for each pool."""
 
     def __init__(
         self,
@@ -57,15 +55,6 @@ class SlotPools:
             )
             for pool, count in zip(pools, slots, strict=True)
         )
-        self._table_of = {layer: table for table in self.tables for layer in table.layers}
-
-    def table_of(self, layer: int) -> SlotTable:
-        """The table that serves a layer."""
-        return self._table_of[layer]
-
-    def admit(self, demand: Demand) -> Admission:
-        """See `SlotTable.admit`; slots are those of the layer's pool."""
-        return self._table_of[demand.layer].admit(demand)
 
     @property
     def counts(self) -> Mapping[Kind, Counts]:
@@ -75,21 +64,6 @@ class SlotPools:
             for kind, counts in table.counts.items():
                 total.setdefault(kind, Counts()).add(counts)
         return total
-
-    @property
-    def copied_bytes(self) -> int:
-        """From the host, by demand: every miss is one record."""
-        return sum(
-            pool.record_bytes * counts.misses
-            for pool, table in zip(self.pools, self.tables, strict=True)
-            for counts in table.counts.values()
-        )
-
-    def profile(self) -> Profile:
-        """What the run used so far."""
-        uses = np.concatenate([table.uses for table in self.tables])
-        order = np.argsort([layer for table in self.tables for layer in table.layers])
-        return Profile(max(table.forwards for table in self.tables), uses[order])
 
 
 def pools_of(record_bytes: Sequence[int]) -> tuple[Pool, ...]:

@@ -2,6 +2,7 @@
 
 import json
 import os
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from clover_local.errors import CloverError
+from clover_local.files import require_file
 from clover_local.residency.demand import FloatArray
 from clover_local.residency.trace import RoutingTrace
 
@@ -55,17 +57,39 @@ def save_profile(profile: Profile, path: Path) -> None:
     """Writes it as JSON, whole or not at all.
 
     Raises:
-        ProfileError: the path cannot be written.
+        ProfileError: the path cannot be written, or holds something else.
     """
+    _refuse_other_file(path)
     text = json.dumps({"kind": _KIND, "forwards": profile.forwards, "uses": profile.uses.tolist()})
-    unfinished = path.with_name(path.name + ".part")
+    unfinished = path.with_name(path.name + ".part")  # the name is not empty, or it is a folder
     try:
         unfinished.write_text(text + "\n", encoding="utf-8")
         os.replace(unfinished, path)
     except OSError as error:
+        with suppress(OSError):
+            unfinished.unlink()
+        raise _unwritable(path, error) from None
+
+
+def _refuse_other_file(path: Path) -> None:
+    """A mistyped name must not cost a model, and a device is not to become a file."""
+    try:
+        require_file(path)
+        load_profile(path)
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise _unwritable(path, error) from None
+    except ProfileError:
         raise ProfileError(
-            f"the profile {path} cannot be written ({error.strerror}): pass another path"
+            f"{path} exists and is no expert profile: remove it, or pass another path"
         ) from None
+
+
+def _unwritable(path: Path, error: OSError) -> ProfileError:
+    return ProfileError(
+        f"the profile {path} cannot be written ({error.strerror}): pass another path"
+    )
 
 
 def load_profile(path: Path) -> Profile:
@@ -75,6 +99,7 @@ def load_profile(path: Path) -> Profile:
         ProfileError: no such file, or no profile.
     """
     try:
+        require_file(path)
         given: Any = json.loads(path.read_text(encoding="utf-8"))
         if not isinstance(given, dict) or given.get("kind") != _KIND:
             raise ValueError("it is none")
@@ -88,7 +113,7 @@ def load_profile(path: Path) -> Profile:
         raise ProfileError(
             f"the profile {path} cannot be read ({error.strerror}): pass one that a run saved"
         ) from None
-    except (ValueError, KeyError, TypeError, OverflowError) as error:
+    except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
         raise ProfileError(
             f"{path} is no expert profile ({error}): pass one that a run saved"
         ) from None

@@ -96,8 +96,6 @@ class SlotTable:
         self.num_experts = num_experts
         self.policy = policy
         self.counts: dict[Kind, Counts] = {}
-        self.forwards = 0
-        """Previews and commits so far, as its first layer saw them."""
         self._wanted_passing, self._wanted_floor = passing, floor
         self._index = {layer: index for index, layer in enumerate(self.layers)}
         size = len(self.layers) * num_experts
@@ -105,18 +103,12 @@ class SlotTable:
         self._permanent = np.zeros(size, bool)
         for layer, expert in permanent:
             self._permanent[self._index[layer] * num_experts + expert] = True
-        self._uses = np.zeros(size, np.int64)
         self._fresh = ~self._permanent  # may be evicted: the block has not used it
         self._held = [0] * len(self.layers)
         self._block: int | None = None
         self._victims: Victims | None = None
         self._owner = NONE
         self._resize(slots)
-
-    @property
-    def uses(self) -> NDArray[np.int64]:
-        """[layers, E]: forwards of previews and commits that used each expert."""
-        return self._uses.reshape(len(self.layers), -1).copy()
 
     @property
     def slot_of(self) -> NDArray[np.int64]:
@@ -146,8 +138,6 @@ class SlotTable:
         if not is_prompt:
             self._enter(demand.block)
             self._fresh[keys] = False
-            self._uses[keys] += 1
-            self.forwards += demand.layer == self.layers[0]
             self.policy.used(keys, demand)
         counts = self.counts.get(demand.kind)
         if counts is None:

@@ -175,10 +175,13 @@ def _kind(record: Mapping[str, Any]) -> Kind:
 def _parsed(text: str, *, path: Path, line: int) -> dict[str, Any]:
     try:
         record = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         record = None
     if not isinstance(record, dict) or not isinstance(record.get("record"), str):
-        raise TraceError(f"{path}, line {line} is no record of a trace: pass what --trace wrote")
+        raise TraceError(
+            f"{path}, line {line} is no record of a trace: pass what --trace wrote, without a last "
+            "line that a stop cut off"
+        )
     return record
 
 
@@ -187,7 +190,7 @@ def _naming(path: Path, line: int) -> Iterator[None]:
     """Says where a damaged record stands."""
     try:
         yield
-    except (ValueError, TypeError, KeyError, zlib.error) as error:
+    except (ValueError, TypeError, KeyError, OverflowError, zlib.error) as error:
         raise TraceError(
             f"{path}, line {line} has damaged routing ({error}): record the trace anew"
         ) from None

@@ -1,7 +1,9 @@
-"""A function of fixed tensors, run again and again: as a CUDA graph where there is a GPU.
+"""A function of fixed tensors, run again and again: as CUDA graphs where there is a GPU.
 
-Whatever the function reads or writes besides tensors at fixed addresses is frozen at its first run:
-it may not wait for the device, and what it allocates lies in memory that belongs to the graph.
+Whatever the function reads or writes besides tensors at fixed addresses is frozen when it is
+captured: it may not wait for the device, and what it allocates lies in memory that belongs to the
+graphs. What has to be done by the host in the middle of it, it hands over at a cut: then there is a
+graph before and a graph behind, and the work is done between them in every run.
 """
 
 from collections.abc import Callable
@@ -13,6 +15,8 @@ if TYPE_CHECKING:
     from torch.cuda import _POOL_HANDLE
 
 Result = TypeVar("Result")
+Work = Callable[[], None]
+"""What the host does between two pieces of a function: reads, copies, launches."""
 
 
 class Replay(Generic[Result]):
@@ -30,13 +34,24 @@ class Replay(Generic[Result]):
         self._device = device
         self._pool = pool
         self._warm = False
-        self._graph: torch.cuda.CUDAGraph | None = None
+        self._capture: torch.cuda.graph | None = None
+        self._graphs: list[torch.cuda.CUDAGraph] = []
+        self._works: list[Work] = []
         self._result: Result | None = None
 
     @property
     def is_captured(self) -> bool:
-        """Whether a run is one launch."""
-        return self._graph is not None
+        """Whether a run is one launch, and one more for every cut."""
+        return self._result is not None
+
+    def cut(self, work: Work) -> None:
+        """To be called by the function: `work` is done here, in this run and in every other."""
+        if self._capture is None:
+            work()
+            return
+        self._end()
+        self._works.append(work)
+        self._begin()
 
     def __call__(self) -> Result:
         """Runs it. Of a captured function the results are the same tensors each time.
@@ -49,11 +64,29 @@ class Replay(Generic[Result]):
         if not self._warm:  # compiles what it launches, which cannot be captured
             self._warm = True
             return self._function()
-        if self._graph is None:
-            graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph, pool=self._pool):
-                self._result = self._function()
-            self._graph = graph
-        self._graph.replay()
-        assert self._result is not None
+        if self._result is None:
+            self._result = self._captured()
+        for number, graph in enumerate(self._graphs):
+            graph.replay()
+            if number < len(self._works):
+                self._works[number]()
         return self._result
+
+    def _captured(self) -> Result:
+        self._graphs.clear()
+        self._works.clear()
+        self._begin()
+        try:
+            return self._function()
+        finally:
+            self._end()
+
+    def _begin(self) -> None:
+        self._graphs.append(torch.cuda.CUDAGraph())
+        self._capture = torch.cuda.graph(self._graphs[-1], pool=self._pool)
+        self._capture.__enter__()
+
+    def _end(self) -> None:
+        assert self._capture is not None
+        capture, self._capture = self._capture, None
+        capture.__exit__(None, None, None)

@@ -12,7 +12,7 @@ from torch import Tensor
 from clover_local.kernels.gpu.check import FLOATS, check_dense
 from clover_local.kernels.gpu.gate import GateCase
 from clover_local.kernels.gpu.norms import WIDEST
-from clover_local.kernels.start import Started
+from clover_local.kernels.residual import Started
 
 WARPS = 4
 """Of a program, which has a row: 2,048 floats of 16 bits are two loads of 16 bytes a thread."""

@@ -3,29 +3,10 @@
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from clover_local.errors import CloverError
 from clover_local.quant.evaluation.result import Evaluation
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-
-SUFFIXES = (".png", ".svg")
-
-
-def require_plot(path: Path) -> None:
-    """Says before any work whether a chart can be written to `path`.
-
-    Raises:
-        CloverError: another kind of file, a folder that does not exist, no matplotlib.
-    """
-    if path.suffix not in SUFFIXES:
-        raise CloverError(f"--plot {path}: a chart is {' or '.join(SUFFIXES)}, name the file so")
-    if not path.parent.is_dir():
-        raise CloverError(f"--plot {path}: there is no folder {path.parent}, make it first")
-    try:
-        import matplotlib  # noqa: F401
-    except ImportError:
-        raise CloverError("--plot needs matplotlib: pip install 'clover-local[plot]'") from None
 
 
 def draw(evaluation: Evaluation, path: Path) -> None:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from clover_local.checkpoint.parameters import PARAMETERS
 from clover_local.errors import CloverError
-from clover_local.experts.protocol import ExpertResults
+from clover_local.experts.protocol import ExpertResults, Uncached
 from clover_local.kernels.packed import PackedWeight, Weight
 from clover_local.kernels.route import AnyRouting
 from clover_local.model.clover import Layer
@@ -31,7 +31,6 @@ from clover_local.quant.pipeline.unquantized import SourceLayer
 from clover_local.quant.profiles import AS_SOURCE, Recipe, trunk_group_size
 from clover_local.quant.report import LayerReport, TensorReport
 from clover_local.quant.rounding import round_to_nearest
-from clover_local.residency.demand import Kind
 
 SOURCE_SHARE, MIXED_SHARE, EXPERTS_SHARE = 0.2, 0.3, 0.9
 """Of a layer's time, what is over when the source's pass, the mixer and the experts are done; the
@@ -218,22 +217,10 @@ class LayerRun:
         return stream.Rows.split(joined, sequence)
 
 
-class _None:
+class _None(Uncached):
     """Stands where the layer's experts will be: rows are only led up to them."""
 
     waits_because = "there are no experts yet"
-
-    def stats(self) -> None:
-        """Nothing to tell."""
-
-    def shrink(self) -> None:
-        """Nothing to give up."""
-
-    def resize(self, slots: int) -> None:
-        """See `Experts.resize`; nothing is kept."""
-
-    def begin(self, kind: Kind, *, block: int) -> None:
-        """Nothing to prepare."""
 
     def forward(self, layer: int, x: Tensor, *, routing: AnyRouting) -> ExpertResults:
         raise CloverError(f"the experts of layer {layer} are not there yet")

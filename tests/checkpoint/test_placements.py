@@ -11,7 +11,7 @@ from torch import Tensor
 
 from clover_local.checkpoint.parameters import count_parameters
 from clover_local.checkpoint.placements import Checkpoint, open_checkpoint
-from clover_local.config import FULL_ATTENTION, LINEAR_ATTENTION, ModelConfig
+from clover_local.config import ModelConfig
 from clover_local.errors import CheckpointError
 
 DIFFUSION = ("conv_right_weight", "logit_scale", "history_bias", "history_c")
@@ -34,29 +34,6 @@ def change(
 
 
 Change = Callable[[Callable[[dict[str, Tensor]], object]], Checkpoint]
-
-
-@pytest.fixture(scope="session")
-def real_config(golden_config: ModelConfig) -> ModelConfig:
-    """Clover-35B-A3B."""
-    return replace(
-        golden_config,
-        vocab_size=248320,
-        hidden_size=2048,
-        num_hidden_layers=40,
-        layer_types=(*[LINEAR_ATTENTION] * 3, FULL_ATTENTION) * 10,
-        num_attention_heads=16,
-        num_key_value_heads=2,
-        head_dim=256,
-        linear_num_key_heads=16,
-        linear_num_value_heads=32,
-        linear_key_head_dim=128,
-        linear_value_head_dim=128,
-        num_experts=256,
-        num_experts_per_tok=8,
-        moe_intermediate_size=512,
-        shared_expert_intermediate_size=512,
-    )
 
 
 def test_the_golden_checkpoint_fits(golden_folder: Path, golden_config: ModelConfig) -> None:

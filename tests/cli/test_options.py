@@ -1,13 +1,17 @@
 """Flags that several commands share."""
 
 import inspect
+import sys
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
 from clover_local.cli.chat import chat
 from clover_local.cli.generate import generate
+from clover_local.cli.options import require_plot
 from clover_local.decoding.settings import KEYS
+from clover_local.errors import CloverError
 
 COMMANDS = pytest.mark.parametrize("command", [chat, generate], ids=lambda c: c.__name__)
 
@@ -21,3 +25,22 @@ def test_every_setting_has_a_flag_of_its_name(command: Callable[..., None]) -> N
 def test_a_flag_that_is_not_given_is_none(command: Callable[..., None]) -> None:
     parameters = inspect.signature(command).parameters
     assert {parameters[key].default for key in KEYS} == {None}
+
+
+@pytest.mark.parametrize("name", ["chart.pdf", "chart", "chart.png.txt"])
+def test_a_chart_of_another_kind_is_refused(name: str, tmp_path: Path) -> None:
+    with pytest.raises(CloverError, match=r"a chart is \.png or \.svg"):
+        require_plot(tmp_path / name)
+
+
+def test_a_chart_in_a_missing_folder_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(CloverError, match="there is no folder"):
+        require_plot(tmp_path / "none" / "chart.svg")
+
+
+def test_a_chart_without_matplotlib_is_refused_with_the_remedy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    with pytest.raises(CloverError, match=r"pip install 'clover-local\[plot\]'"):
+        require_plot(tmp_path / "chart.svg")

@@ -73,6 +73,8 @@ def test_profile_of_a_trace_is_saved(
     done = run("simulate", trace, "--sizes", "50%", "--save-profile", str(path))
     assert done.code == 0, done.err
     assert (load_profile(path).uses == profile_of(recorded).uses).all()
+    done = run("simulate", trace, "--sizes", "0", "--save-profile", str(tmp_path / "other.json"))
+    assert done.code == 1 and not (tmp_path / "other.json").exists()
 
 
 def test_chart_is_drawn(run: Run, trace: str, tmp_path: Path) -> None:
@@ -80,6 +82,9 @@ def test_chart_is_drawn(run: Run, trace: str, tmp_path: Path) -> None:
     done = run("simulate", trace, "--policy", "lru", "--plot", str(tmp_path / "chart.png"))
     assert done.code == 0, done.err
     assert (tmp_path / "chart.png").stat().st_size > 1000
+    (tmp_path / "folder.png").mkdir()
+    done = run("simulate", trace, "--plot", str(tmp_path / "folder.png"))
+    assert done.code == 1 and "folder.png is there and no file: pass another name" in done.err
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ import pytest
 from clover_local.cli import start
 from clover_local.decoding.settings import resolve
 from clover_local.errors import SettingsError
+from clover_local.placement import MemoryOptions
 from clover_local.session import OpenModel
 
 
@@ -38,7 +39,15 @@ def test_a_model_is_loaded_with_a_note_and_the_seed_of_its_draws(
 ) -> None:
     given = {"temperature": 1.0, "seed": 5}
     settings = resolve(opened.config, opened.generation, given).settings
-    session = start.load(opened, settings, context=50, device="cpu", dtype=None)
+    session = start.load(
+        opened,
+        settings,
+        context=50,
+        device="cpu",
+        dtype=None,
+        memory=MemoryOptions(),
+        strict=False,
+    )
     assert session.context == 50
     lines = capsys.readouterr().err.splitlines()
     assert lines[0].startswith("loading")

@@ -73,7 +73,7 @@ def test_a_profile_says_who_is_placed_first_and_stays(golden: OnDisk) -> None:
         assert [expert for at, expert in permanent if at == layer] == best
     experts = offload(store, made, device="cpu", profile=Profile(32, uses), policy="static")
     run(model_over(golden, experts))
-    slot_of = experts._tables.table_of(0).slot_of
+    slot_of = experts._tables.tables[0].slot_of
     assert all(slot_of[key] >= 0 for key in permanent)
 
 

@@ -69,6 +69,16 @@ def test_every_policy_and_size_gives_the_bits_of_resident_experts(
         assert stats.total.misses == stats.resident
 
 
+def test_stats_of_one_time_do_not_change_later(on_disk: OnDisk) -> None:
+    experts = offload(on_disk, 9)
+    run(model_over(on_disk, experts))
+    first = experts.stats()
+    records, misses = first.copied.records, first.total.misses
+    run(model_over(on_disk, experts))
+    assert (first.copied.records, first.total.misses) == (records, misses)
+    assert experts.stats().copied.records == experts.stats().total.misses > records
+
+
 def test_one_slot_serves_all_layers(on_disk: OnDisk) -> None:
     assert same(run(model_over(on_disk, offload(on_disk, 1))), expected(on_disk))
 
@@ -155,7 +165,9 @@ def test_prompts_of_any_chunks_equal_resident_ones(on_disk: OnDisk, chunk: int) 
 
 
 @pytest.mark.parametrize(
-    "error", [KeyboardInterrupt(), CheckpointError("the disk"), torch.OutOfMemoryError("full")]
+    "error",
+    [KeyboardInterrupt(), CheckpointError("the disk"), torch.OutOfMemoryError("full")],
+    ids=lambda error: type(error).__name__,
 )
 @pytest.mark.parametrize("slots", [5, 16])
 def test_after_a_failure_at_any_copy_the_run_goes_on_with_the_same_bits(

@@ -11,7 +11,11 @@ from clover_local.kernels.packed import PackedWeight
 BF16 = torch.bfloat16
 INT4 = MatrixFormat(4, 32, BF16, has_minimum=False)
 INT8_MINIMUM = MatrixFormat(8, 16, torch.float32, has_minimum=True)
-FORMATS = [(INT4, INT4), (INT4, INT8_MINIMUM), (INT8_MINIMUM, INT4), (INT8_MINIMUM, INT8_MINIMUM)]
+FORMATS = pytest.mark.parametrize(
+    ("gate_up", "down"),
+    [(INT4, INT4), (INT4, INT8_MINIMUM), (INT8_MINIMUM, INT4), (INT8_MINIMUM, INT8_MINIMUM)],
+    ids=["INT4", "INT4-INT8", "INT8-INT4", "INT8"],
+)
 
 
 def matrix(stored: MatrixFormat, rows: int, columns: int) -> PackedWeight:
@@ -22,7 +26,7 @@ def matrix(stored: MatrixFormat, rows: int, columns: int) -> PackedWeight:
     return PackedWeight(words, scale, minimum, stored.bits, stored.group_size)
 
 
-@pytest.mark.parametrize(("gate_up", "down"), FORMATS)
+@FORMATS
 def test_the_kernels_layout_is_theirs(gate_up: MatrixFormat, down: MatrixFormat) -> None:
     expected = record_layout(96, 32, gate_up=gate_up, down=down)
     layout = kernel_layout(ExpertFormat(96, 32, gate_up, down))
@@ -41,7 +45,7 @@ def test_the_kernels_layout_is_theirs(gate_up: MatrixFormat, down: MatrixFormat)
             assert part is not None and torch.equal(field.of(record), part)
 
 
-@pytest.mark.parametrize(("gate_up", "down"), FORMATS)
+@FORMATS
 def test_joined_parts_are_the_weights(gate_up: MatrixFormat, down: MatrixFormat) -> None:
     layout = joined_layout(ExpertFormat(96, 32, gate_up, down))
     assert layout.nbytes == record_layout(96, 32, gate_up=gate_up, down=down).nbytes

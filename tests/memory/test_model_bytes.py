@@ -16,22 +16,22 @@ from clover_local.kernels.gpu.experts import record
 from clover_local.kernels.packed import PackedWeight
 from clover_local.memory.model_bytes import (
     Formats,
-    MatrixFormat,
     ModelBytes,
+    StorageFormat,
     from_config,
     from_summary,
     record_bytes,
 )
 
 FORMATS = {
-    "INT4-g128": MatrixFormat(4, 128),
-    "INT4-g32": MatrixFormat(4, 32),
-    "INT4-g32-asymmetric": MatrixFormat(4, 32, symmetric=False),
-    "INT8-g64-float32-scales": MatrixFormat(8, 64, scale_bytes=4),
+    "INT4-g128": StorageFormat(4, 128),
+    "INT4-g32": StorageFormat(4, 32),
+    "INT4-g32-asymmetric": StorageFormat(4, 32, symmetric=False),
+    "INT8-g64-float32-scales": StorageFormat(8, 64, scale_bytes=4),
 }
 
 
-def in_torch(matrix: MatrixFormat) -> record.MatrixFormat:
+def in_torch(matrix: StorageFormat) -> record.MatrixFormat:
     assert matrix.group_size is not None
     scale = torch.float32 if matrix.scale_bytes == 4 else torch.bfloat16
     return record.MatrixFormat(matrix.bits, matrix.group_size, scale, not matrix.symmetric)
@@ -98,7 +98,7 @@ def test_records_of_a_checkpoint_are_aligned(
 ) -> None:
     summary = summarize(open_checkpoint(quantized_folder, golden_config))
     assert summary.records[0] == (RecordSize(3456, 8),)
-    one = MatrixFormat(4, 32)
+    one = StorageFormat(4, 32)
     expected = record_bytes(golden_config, gate_up=one, down=one)
     assert from_summary(golden_config, summary).slot_bytes == (expected,) * 4
     assert expected == 3 * 1024 + 3 * 256
@@ -139,7 +139,7 @@ def test_a_config_in_the_formats_of_a_checkpoint_gives_its_bytes(
     quantized_folder: Path, golden_config: ModelConfig
 ) -> None:
     summary = summarize(open_checkpoint(quantized_folder, golden_config))
-    four, eight = MatrixFormat(4, 32), (MatrixFormat(8, 32),)
+    four, eight = StorageFormat(4, 32), (StorageFormat(8, 32),)
     assert from_config(golden_config, Formats(four, four, eight, eight)) == from_summary(
         golden_config, summary
     )
@@ -147,9 +147,11 @@ def test_a_config_in_the_formats_of_a_checkpoint_gives_its_bytes(
 
 def test_matrices_that_no_group_divides_stay_plain(odd_config: ModelConfig, plain: Formats) -> None:
     unpacked = from_config(odd_config, plain)
-    packed = from_config(odd_config, replace(plain, trunk=(MatrixFormat(8, 64),)))
+    packed = from_config(odd_config, replace(plain, trunk=(StorageFormat(8, 64),)))
     assert packed.trunk == unpacked.trunk
-    some = from_config(odd_config, replace(plain, trunk=(MatrixFormat(8, 64), MatrixFormat(8, 8))))
+    some = from_config(
+        odd_config, replace(plain, trunk=(StorageFormat(8, 64), StorageFormat(8, 8)))
+    )
     assert some.trunk < unpacked.trunk
 
 

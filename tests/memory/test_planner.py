@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from clover_local.cache import CHECKPOINTS, SequenceState
+from clover_local.cache import SequenceState
 from clover_local.checkpoint.summary import RecordSize
 from clover_local.config import ModelConfig
 from clover_local.errors import SettingsError
@@ -269,7 +269,7 @@ def test_keys_values_and_state_are_those_of_the_cache(
     counted = state.nbytes
     assert made.device_parts[parts.KEYS_VALUES] == counted.keys_values
     assert made.device_parts[parts.STATE] == 2 * (counted.recurrent + counted.conv)
-    assert made.host_parts[parts.CHECKPOINT_PART] == CHECKPOINTS * model.state
+    assert made.host_parts[parts.CHECKPOINT_PART] == parts.CHECKPOINTS * model.state
 
 
 def test_the_parts_are_the_sums(real_model: ModelBytes) -> None:

@@ -24,6 +24,8 @@ from clover_local.memory.sizes import (
         (" 800MB ", 800 * 10**6),
         ("1TB", 10**12),
         ("0GB", 0),
+        ("2G", 2 * 10**9),
+        ("64kB", 64_000),
     ],
 )
 def test_a_size_is_decimal_unless_it_has_an_i(text: str, expected: int) -> None:
@@ -41,7 +43,20 @@ def test_a_rate_is_bytes_a_second() -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["", "16", "GB", "-1GB", "16G", "1e3GB", "nanGB", "16GB/s", "1" * 30 + "GB", "1.GB"]
+    "text",
+    [
+        "",
+        "16",
+        "GB",
+        "-1GB",
+        "1e3GB",
+        "nanGB",
+        "1.GB",
+        "16GB/s",
+        "12 Gi B",
+        "5i",
+        "9" * 400 + "TiB",
+    ],
 )
 def test_what_is_no_size_is_one_sentence_with_an_example(text: str) -> None:
     with pytest.raises(SettingsError, match=r"--gpu .* is no size: use a number .* such as 16GB"):

@@ -10,12 +10,11 @@ from torch import Tensor
 
 from clover_local.cache import SequenceState
 from clover_local.config import ModelConfig
-from clover_local.experts.protocol import ExpertResults, Experts
+from clover_local.experts.protocol import ExpertResults, Experts, Uncached
 from clover_local.experts.resident import ResidentExperts
 from clover_local.kernels import linear
 from clover_local.kernels.route import AnyRouting
 from clover_local.model.clover import Clover
-from clover_local.residency.demand import Kind
 
 EmptyState = Callable[[ModelConfig], SequenceState]
 RandomModel = Callable[[ModelConfig], Clover]
@@ -24,7 +23,7 @@ Expected = Mapping[str, Tensor]
 Cases = Mapping[str, Any]
 
 
-class Failing:
+class Failing(Uncached):
     """Experts that raise on their `left`th call from now."""
 
     def __init__(self, experts: Experts, *, error: BaseException) -> None:
@@ -33,18 +32,6 @@ class Failing:
         self.left = 0
 
     waits_because = "a test"
-
-    def stats(self) -> None:
-        pass
-
-    def shrink(self) -> None:
-        pass
-
-    def resize(self, slots: int) -> None:
-        pass
-
-    def begin(self, kind: Kind, *, block: int) -> None:
-        pass
 
     def forward(self, layer: int, x: Tensor, *, routing: AnyRouting) -> ExpertResults:
         self.left -= 1

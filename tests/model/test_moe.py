@@ -9,31 +9,18 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from clover_local.config import ModelConfig
-from clover_local.experts.protocol import ExpertResults
+from clover_local.experts.protocol import ExpertResults, Uncached
 from clover_local.kernels.route import AnyRouting
 from clover_local.model.moe import MoE
-from clover_local.residency.demand import Kind
 
 
-class Recorded:
+class Recorded(Uncached):
     """Experts that answer with zeros and remember what they were asked."""
 
     def __init__(self) -> None:
         self.calls: list[tuple[int, Tensor, AnyRouting]] = []
 
     waits_because = "a test"
-
-    def stats(self) -> None:
-        pass
-
-    def shrink(self) -> None:
-        pass
-
-    def resize(self, slots: int) -> None:
-        pass
-
-    def begin(self, kind: Kind, *, block: int) -> None:
-        pass
 
     def forward(self, layer: int, x: Tensor, *, routing: AnyRouting) -> ExpertResults:
         self.calls.append((layer, x, routing))

@@ -1,45 +1,20 @@
 """The memory plan: arithmetic, limits, sizes as text."""
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from clover_local.config import ModelConfig
 from clover_local.errors import SettingsError
+from clover_local.memory.sizes import GIB, parse_size
 from clover_local.quant.memory import (
     check_import,
     disk_needed,
-    parse_size,
     peak_resident,
     plan_waves,
     shown,
 )
 from clover_local.quant.profiles import Choices, Recipe, resolve
-
-GIB = 1 << 30
-
-
-@pytest.fixture
-def real_config(golden_config: ModelConfig) -> ModelConfig:
-    """The sizes of Clover-35B-A3B."""
-    return replace(
-        golden_config,
-        vocab_size=248320,
-        hidden_size=2048,
-        num_hidden_layers=40,
-        num_attention_heads=16,
-        num_key_value_heads=2,
-        head_dim=256,
-        linear_num_key_heads=16,
-        linear_num_value_heads=32,
-        linear_key_head_dim=128,
-        linear_value_head_dim=128,
-        num_experts=256,
-        num_experts_per_tok=8,
-        moe_intermediate_size=512,
-        shared_expert_intermediate_size=512,
-    )
 
 
 def recipe_for(
@@ -82,7 +57,7 @@ def test_too_little_memory_is_refused_with_the_least(real_config: ModelConfig) -
     recipe = recipe_for(real_config)
     with pytest.raises(SettingsError, match=r"--memory 1GiB is too little .* at least") as error:
         plan_waves(real_config, recipe, limit=GIB, rows=1056)
-    least = parse_size(str(error.value).rpartition(" ")[2])
+    least = parse_size(str(error.value).rpartition(" ")[2], "--memory")
     assert plan_waves(real_config, recipe, limit=least, rows=1056).peak <= least
     with pytest.raises(SettingsError, match="too little"):
         plan_waves(real_config, recipe, limit=least - 2 * (1 << 20), rows=1056)
@@ -135,33 +110,9 @@ def test_disk_holds_the_result_and_the_rows(real_config: ModelConfig) -> None:
     assert of_rows == 3 * 1000 * 2048 * 4
 
 
-@pytest.mark.parametrize(
-    ("text", "nbytes"),
-    [
-        ("12GiB", 12 * GIB),
-        ("2G", 2 * 10**9),
-        ("800MiB", 800 << 20),
-        ("1.5 GB", 1_500_000_000),
-        ("4096", 4096),
-        ("3gib", 3 * GIB),
-        ("64kB", 64_000),
-    ],
-)
-def test_size_as_text(text: str, nbytes: int) -> None:
-    assert parse_size(text) == nbytes
-
-
-@pytest.mark.parametrize(
-    "text", ["", "many", "-1GiB", "12 Gi B", "1e9", "5i", "GiB", "9" * 400 + "TiB"]
-)
-def test_what_is_no_size_is_refused(text: str) -> None:
-    with pytest.raises(SettingsError, match="is no size: use a number with MiB or GiB"):
-        parse_size(text)
-
-
 @pytest.mark.parametrize("nbytes", [12 * GIB, 800 << 20, 1535 << 20])
 def test_shown_size_is_read_back(nbytes: int) -> None:
-    assert parse_size(shown(nbytes)) == nbytes
+    assert parse_size(shown(nbytes), "--memory") == nbytes
 
 
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="needs /proc")

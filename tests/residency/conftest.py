@@ -70,7 +70,8 @@ class Device:
                 assert self.content[slot] == demand.layer * self.table.num_experts + expert
                 computed.append(expert)
         assert sorted(computed) == demand.experts.tolist()
-        assert admission.copies == admission.misses
+        copies = sum(len(wave.copied) for wave in admission.waves)
+        assert copies == admission.misses
         assert admission.hits + admission.misses == len(demand.experts)
         return admission
 

@@ -1,6 +1,7 @@
 """Profiles: written and read back, and refused where they are something else."""
 
 import json
+import os
 from pathlib import Path
 
 import numpy as np
@@ -44,6 +45,7 @@ def test_shares_are_of_forwards() -> None:
         json.dumps({"kind": "expert profile", "forwards": 2, "uses": [[-1]]}),
         json.dumps({"kind": "expert profile", "forwards": 2, "uses": [[]]}),
         json.dumps({"kind": "expert profile", "forwards": 2, "uses": [[10**30]]}),
+        "[" * 100_000,
     ],
 )
 def test_other_files_are_refused(text: str, tmp_path: Path) -> None:
@@ -57,6 +59,28 @@ def test_files_that_cannot_be_read_or_written_are_named(tmp_path: Path) -> None:
         load_profile(tmp_path / "none")
     with pytest.raises(ProfileError, match="cannot be written"):
         save_profile(Profile(1, np.array([[1]])), tmp_path / "none" / "profile")
+
+
+def test_only_a_profile_is_overwritten(tmp_path: Path) -> None:
+    profile, other = Profile(1, np.array([[1]])), tmp_path / "config.json"
+    save_profile(profile, tmp_path / "profile")
+    save_profile(profile, tmp_path / "profile")
+    other.write_text("{}", encoding="utf-8")
+    with pytest.raises(ProfileError, match="config.json exists and is no expert profile"):
+        save_profile(profile, other)
+    assert other.read_text(encoding="utf-8") == "{}"
+    os.mkfifo(tmp_path / "pipe")
+    for path in (Path("/"), Path(), tmp_path, tmp_path / "pipe"):
+        with pytest.raises(ProfileError, match="cannot be written .*: pass another path"):
+            save_profile(profile, path)
+    names = {path.name for path in tmp_path.iterdir()}
+    assert names == {"profile", "config.json", "pipe"} and (tmp_path / "pipe").is_fifo()
+
+
+def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(ProfileError, match="pipe cannot be read .no regular file"):
+        load_profile(tmp_path / "pipe")
 
 
 def test_a_profile_of_another_model_is_refused() -> None:

@@ -111,6 +111,7 @@ def damaged(**changes: object) -> dict[str, object]:
         (damaged(used="AAAA"), "0 expected"),
         (damaged(rows="AAAA"), "line 1 has damaged routing"),
         (damaged(layers=3), "bytes for 27 bits"),
+        (damaged(layers=float("inf")), "line 1 has damaged routing"),
         (damaged(layers=10**9), "1000000000 layers of 9 experts"),
         ({"record": "commit", "routing": {"layers": 2}}, "line 1 has damaged routing"),
         ({"record": "commit", "routing": 7}, "line 1 has damaged routing"),
@@ -129,9 +130,10 @@ def test_other_files_are_refused(tmp_path: Path) -> None:
     (tmp_path / "bytes").write_bytes(b"\xff\xfe\x00")
     with pytest.raises(TraceError, match="it is no text"):
         read_trace(tmp_path / "bytes")
-    (tmp_path / "text").write_text("Hello\n", encoding="utf-8")
-    with pytest.raises(TraceError, match="is no record of a trace"):
-        read_trace(tmp_path / "text")
+    for text in ("Hello\n", "[" * 100_000):
+        (tmp_path / "text").write_text(text, encoding="utf-8")
+        with pytest.raises(TraceError, match="is no record of a trace"):
+            read_trace(tmp_path / "text")
 
 
 def test_models_of_two_shapes_are_not_mixed(tmp_path: Path) -> None:

@@ -56,6 +56,11 @@ class ExpertSlots:
     slot_of_expert: Tensor  # [E] int32; -1: not here, its rows are left out and nothing is read
 
 
+def aligned(nbytes: int) -> int:
+    """The next multiple of the alignment: where the part behind so many bytes starts."""
+    return -(-nbytes // ALIGNMENT) * ALIGNMENT
+
+
 def format_of(weight: PackedWeight) -> MatrixFormat:
     """The format of a weight."""
     return MatrixFormat(
@@ -79,7 +84,7 @@ def record_layout(
 
     def part(nbytes: int) -> int:
         nonlocal end
-        start, end = end, end + -(-nbytes // ALIGNMENT) * ALIGNMENT
+        start, end = end, end + aligned(nbytes)
         return start
 
     gate_packed = part(inner * hidden * gate_up.bits // 8)

@@ -16,16 +16,19 @@ from clover_local.cache import SequenceState
 from clover_local.checkpoint.load import load_parameters
 from clover_local.checkpoint.placements import open_checkpoint
 from clover_local.config import ModelConfig, read_model_config
+from clover_local.decoding.settings import resolve
 from clover_local.experts.resident import ResidentExperts
 from clover_local.kernels.choice import VARIABLE
 from clover_local.model.clover import Clover
 from clover_local.model.graphs import GraphedClover
+from clover_local.placement import MemoryOptions
+from clover_local.session import load, open_model
 
 Expected = Mapping[str, Tensor]
 Cases = Mapping[str, Any]
 
 
-def load(folder: Path, *, device: str) -> Clover:
+def model_of(folder: Path, *, device: str) -> Clover:
     config = read_model_config(folder)
     loaded = load_parameters(open_checkpoint(folder, config), config, device=device)
     experts = ResidentExperts(loaded.experts)
@@ -51,13 +54,13 @@ def same_bits(state: SequenceState, before: list[Tensor]) -> bool:
 @pytest.fixture
 def golden(golden_folder: Path, device: str, monkeypatch: pytest.MonkeyPatch) -> Clover:
     monkeypatch.setenv(VARIABLE, "triton")
-    return load(golden_folder, device=device)
+    return model_of(golden_folder, device=device)
 
 
 @pytest.fixture
 def quantized(quantized_folder: Path, device: str, monkeypatch: pytest.MonkeyPatch) -> Clover:
     monkeypatch.setenv(VARIABLE, "triton")
-    return load(quantized_folder, device=device)
+    return model_of(quantized_folder, device=device)
 
 
 @pytest.fixture
@@ -65,7 +68,7 @@ def reference(quantized_folder: Path, device: str, monkeypatch: pytest.MonkeyPat
     """To be used with the variable at `reference`."""
     with monkeypatch.context() as patch:
         patch.setenv(VARIABLE, "reference")
-        return load(quantized_folder, device=device)
+        return model_of(quantized_folder, device=device)
 
 
 def assert_golden(got: Tensor, expected: Tensor) -> None:
@@ -179,6 +182,34 @@ def test_fixed_buffers_follow_a_rewind_and_another_sequence(quantized: Clover, d
         graphed.commit([1, 2], second).logits,
         quantized.commit([1, 2], empty(config, device=device)).logits,
     )
+
+
+@pytest.mark.slow
+def test_passes_are_cut_where_experts_are_missing(
+    quantized: Clover, quantized_folder: Path, device: str
+) -> None:
+    config, said = quantized.config, list[str]()
+    opened = open_model(str(quantized_folder))
+    settings = resolve(opened.config, opened.generation, {}).settings
+    memory = MemoryOptions(expert_slots=9)
+    session = load(opened, settings, context=500, device=device, dtype="float32", memory=memory)
+    graphed = GraphedClover(session.model, on_fallback=said.append)
+    state, expected = (empty(config, device=device) for _ in range(2))
+    generator = torch.manual_seed(9)
+    for _ in range(1 if device == "cpu" else 4):
+        for rows in (5, 1):
+            tokens = torch.randint(config.vocab_size, (rows,), generator=generator).tolist()
+            block = [config.mask_token_id] * 3
+            ours = graphed.preview(block, state).logits.clone()
+            assert torch.equal(ours, quantized.preview(block, expected).logits)
+            ours = graphed.commit(tokens, state).logits.clone()
+            assert torch.equal(ours, quantized.commit(tokens, expected).logits)
+            assert same_bits(state, snapshot(expected))
+    assert said == []
+    stats = session.model.experts.stats()
+    assert stats is not None
+    assert stats.counts["preview"].misses > 0
+    assert stats.copied.records == stats.total.misses
 
 
 def test_a_model_whose_experts_wait_for_the_host_runs_without_graphs_and_says_so_once(

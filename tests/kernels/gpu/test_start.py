@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from clover_local.kernels import start as plain
+from clover_local.kernels import residual as plain
 from clover_local.kernels.gpu.start import start_pass
 from clover_local.kernels.norms import rotary_angles
 
