@@ -15,7 +15,7 @@ LAYERS = [
     ("generate",),
     ("decoding", "model"),
     ("experts", "cache", "memory", "residency"),
-    ("checkpoint", "tokenizer", "hub"),
+    ("checkpoint", "gguf", "tokenizer", "hub"),
     ("config",),
     ("files",),
     ("errors",),
