@@ -97,6 +97,16 @@ class Tokenizer:
         return vocabulary
 
     @property
+    def templates(self) -> Mapping[str, str]:
+        """The chat templates' sources by name; the main one is `default`."""
+        return self._sources
+
+    def to_json(self) -> str:
+        """The tokenizer as the text of a `tokenizer.json`."""
+        text: str = self._encoder.to_str()
+        return text
+
+    @property
     def has_template(self) -> bool:
         """Whether `render` can work."""
         return bool(self._sources)

@@ -12,6 +12,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from clover_local.checkpoint.encoded import Encoded
 from clover_local.checkpoint.packed import PackedInfo
 from clover_local.checkpoint.parameters import DOWN, EMBEDDING, GATE_UP, HEAD
 from clover_local.checkpoint.placements import Checkpoint, Placement
@@ -140,15 +141,21 @@ class _Maps:
             self._maps.clear()  # shards come one after the other
         if isinstance(tensor, PackedInfo):
             return packed_weight(tensor, self._view)
+        if not isinstance(tensor, TensorInfo):
+            return tensor.decode(self._bytes(tensor))
         return self._view(tensor).view(placement.target.shape)
 
-    def _view(self, tensor: TensorInfo) -> Tensor:
+    def _bytes(self, tensor: TensorInfo | Encoded) -> Tensor:
         path = tensor.shard
         if path not in self._maps:
             self._maps[path] = _map(path)
         content = self._maps[path][tensor.start : tensor.start + tensor.nbytes]
         if len(content) < tensor.nbytes:
             raise CheckpointError(f"{path} ends too early: download it again")
+        return content
+
+    def _view(self, tensor: TensorInfo) -> Tensor:
+        content = self._bytes(tensor)
         dtype = TORCH_DTYPES[tensor.dtype]
         if content.storage_offset() % dtype.itemsize:
             content = content.clone()  # a file whose tensors are not aligned

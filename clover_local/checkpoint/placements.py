@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
+from clover_local.checkpoint.encoded import Encoded
 from clover_local.checkpoint.packed import (
     FLOAT_DTYPES,
     PARTS,
@@ -39,7 +40,7 @@ FOREIGN_FAMILIES = ("mtp.", "visual.", "model.visual.")
 class Placement:
     """One tensor, or one packed matrix, of the files and the place where it goes."""
 
-    tensor: TensorInfo | PackedInfo
+    tensor: TensorInfo | PackedInfo | Encoded
     target: Target
 
 
@@ -213,7 +214,7 @@ def _misshapen(placements: Iterable[Placement]) -> Iterator[str]:
     """What is wrong with the tensors that are not packed."""
     for placement in placements:
         tensor, target = placement.tensor, placement.target
-        if isinstance(tensor, PackedInfo):
+        if not isinstance(tensor, TensorInfo):
             continue
         if tensor.dtype not in FLOAT_DTYPES:
             yield f"{tensor.name} is {tensor.dtype}, expected {' or '.join(FLOAT_DTYPES)}"

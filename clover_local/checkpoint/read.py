@@ -116,9 +116,23 @@ def joined(weights: Sequence[Weight]) -> Weight:
     return plain[0] if len(plain) == 1 else torch.cat(plain)
 
 
+def read_weight(placement: Placement, *, expert: int | None = None) -> Weight:
+    """What one placement holds; of the experts that a plain tensor fuses, all or one."""
+    tensor = placement.tensor
+    if isinstance(tensor, PackedInfo):
+        return packed_weight(tensor, read_tensor)
+    if not isinstance(tensor, TensorInfo):
+        content = torch.empty(tensor.nbytes, dtype=torch.uint8)
+        _read_into(content.numpy().data, tensor.shard, tensor.start)
+        return tensor.decode(content)
+    if expert is not None:
+        return read_tensor(tensor, start_row=expert, rows=1)[0]
+    return read_tensor(tensor).view(placement.target.shape)
+
+
 def _read_where(checkpoint: Checkpoint, wanted: Callable[[str], bool]) -> dict[str, Weight]:
     return {
-        name: _read(part)
+        name: read_weight(part)
         for (name, expert), (part, *_) in checkpoint.parts.items()
         if expert is None and not part.target.kind.fused and wanted(name)
     }
@@ -127,17 +141,8 @@ def _read_where(checkpoint: Checkpoint, wanted: Callable[[str], bool]) -> dict[s
 def _read_expert(checkpoint: Checkpoint, name: str, expert: int) -> Weight:
     fused = checkpoint.parts.get((name, None))
     if fused is not None:
-        return _read(fused[0], expert=expert)
-    return joined([_read(part) for part in checkpoint.parts[name, expert]])
-
-
-def _read(placement: Placement, *, expert: int | None = None) -> Weight:
-    tensor = placement.tensor
-    if isinstance(tensor, PackedInfo):
-        return packed_weight(tensor, read_tensor)
-    if expert is not None:
-        return read_tensor(tensor, start_row=expert, rows=1)[0]
-    return read_tensor(tensor).view(placement.target.shape)
+        return read_weight(fused[0], expert=expert)
+    return joined([read_weight(part) for part in checkpoint.parts[name, expert]])
 
 
 def _read_into(memory: memoryview, path: Path, start: int) -> None:

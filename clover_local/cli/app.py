@@ -10,6 +10,7 @@ from clover_local.cli import console, failures
 from clover_local.cli.bench import bench
 from clover_local.cli.chat import chat
 from clover_local.cli.evaluate import evaluate
+from clover_local.cli.export import app as export
 from clover_local.cli.generate import generate
 from clover_local.cli.info import info
 from clover_local.cli.interrupt import INTERRUPTED
@@ -37,6 +38,7 @@ app.command()(bench)
 app.command()(quantize)
 app.command()(evaluate)
 app.command()(simulate)
+app.add_typer(export, name="export")
 
 
 def _show_version(wanted: bool) -> None:

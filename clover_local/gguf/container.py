@@ -34,6 +34,7 @@ LONGEST_KEY = 65_535
 STRING = 8
 ARRAY = 9
 BOOL = 7
+_FLOAT32 = 6
 SCALARS: dict[int, np.dtype[Any]] = {
     0: np.dtype("<u1"),
     1: np.dtype("<i1"),
@@ -41,7 +42,7 @@ SCALARS: dict[int, np.dtype[Any]] = {
     3: np.dtype("<i2"),
     4: np.dtype("<u4"),
     5: np.dtype("<i4"),
-    6: np.dtype("<f4"),
+    _FLOAT32: np.dtype("<f4"),
     BOOL: np.dtype("?"),
     10: np.dtype("<u8"),
     11: np.dtype("<i8"),
@@ -141,7 +142,9 @@ class _Header:
         if kind not in SCALARS:
             raise damaged(self._path, f"{shown(key)} has the unknown type {kind}")
         dtype = SCALARS[kind]
-        value: int | float | bool = np.frombuffer(self._take(dtype.itemsize, key), dtype)[0].item()
+        number = np.frombuffer(self._take(dtype.itemsize, key), dtype)[0]
+        # The shortest decimal that float32 rounds to this: 0.95 was written, not 0.949999988.
+        value: int | float | bool = float(str(number)) if kind == _FLOAT32 else number.item()
         return value
 
     def _array(self, key: str) -> list[str] | NDArray[np.generic]:

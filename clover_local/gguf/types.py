@@ -1,7 +1,7 @@
-"""The types a GGUF tensor may have: their numbers in files, and how many bytes a block takes.
+"""What a file may name: architectures, and the types of tensors.
 
-Numbers and sizes are those of ggml (`ggml.h`). A row is cut into blocks of `block` numbers that
-follow each other, so a row's length must be a multiple of it.
+A type's number in files and bytes a block are those of ggml (`ggml.h`). A row is cut into blocks of
+`block` numbers that follow each other, so a row's length must be a multiple of it.
 """
 
 from dataclasses import dataclass
@@ -37,13 +37,11 @@ TYPES = {
         ("Q5_0", 6, 32, 22),
         ("Q5_1", 7, 32, 24),
         ("Q8_0", 8, 32, 34),
-        ("Q8_1", 9, 32, 36),
         ("Q2_K", 10, 256, 84),
         ("Q3_K", 11, 256, 110),
         ("Q4_K", 12, 256, 144),
         ("Q5_K", 13, 256, 176),
         ("Q6_K", 14, 256, 210),
-        ("Q8_K", 15, 256, 292),
         ("IQ2_XXS", 16, 256, 66),
         ("IQ2_XS", 17, 256, 74),
         ("IQ3_XXS", 18, 256, 98),
@@ -65,4 +63,5 @@ TYPES = {
     )
 }
 TYPES_BY_NUMBER = {kind.number: kind for kind in TYPES.values()}
+ARCHITECTURES = ("qwen35moe", "clover-moe")  # the names of one graph: llama.cpp's, and a newer one
 PLAIN_TYPES = ("F32", "F16", "BF16")  # a number is a float, not an integer with a scale

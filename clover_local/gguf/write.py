@@ -26,6 +26,7 @@ from clover_local.gguf.types import TensorType
 
 _KINDS = {dtype: kind for kind, dtype in SCALARS.items()}
 _INTEGER = 4  # u32, what llama.cpp reads sizes and ids as
+_NEGATIVE = 11  # i64
 _FLOAT = 6
 
 
@@ -55,7 +56,8 @@ class Layout:
 def lay_out(metadata: Mapping[str, MetaValue], tensors: Sequence[PlannedTensor]) -> Layout:
     """The file's header and where the tensors lie behind it, in the order given.
 
-    Integers are stored as u32 and floats as float32; arrays in the type that they have.
+    Integers are stored as u32 (negative ones as i64) and floats as float32; arrays in the type that
+    they have.
 
     Raises:
         ValueError: a name that occurs twice, a value or shape that the format does not have.
@@ -93,6 +95,8 @@ def _string(text: str) -> bytes:
 def _value(key: str, value: MetaValue) -> bytes:
     if isinstance(value, bool):
         return struct.pack("<I?", BOOL, value)
+    if isinstance(value, int) and value < 0:
+        return struct.pack("<Iq", _NEGATIVE, value)
     if isinstance(value, int):
         return struct.pack("<II", _INTEGER, value)
     if isinstance(value, float):

@@ -6,9 +6,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from clover_local.config import ModelConfig, parse_model_config
 from clover_local.gguf.container import MetaValue
+from clover_local.gguf.export.mixtures import mixture
+from clover_local.gguf.export.run import export_gguf, make_plan
+from clover_local.gguf.export.source import Source
+from clover_local.gguf.imatrix import Sums
 from clover_local.gguf.types import TYPES
 from clover_local.gguf.write import PlannedTensor, lay_out
+from clover_local.session import open_model
 
 WriteGguf = Callable[..., Path]
 
@@ -37,3 +43,74 @@ def write_gguf(tmp_path: Path) -> WriteGguf:
         return tmp_path / name
 
     return write
+
+
+@pytest.fixture(scope="session")
+def real_config() -> ModelConfig:
+    """The shape of Clover-35B-A3B."""
+    values = {
+        "model_type": "clover_moe",
+        "vocab_size": 248320,
+        "hidden_size": 2048,
+        "num_hidden_layers": 40,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 2,
+        "head_dim": 256,
+        "rope_parameters": {"rope_theta": 1e7, "partial_rotary_factor": 0.25},
+        "linear_num_key_heads": 16,
+        "linear_num_value_heads": 32,
+        "linear_key_head_dim": 128,
+        "linear_value_head_dim": 128,
+        "linear_conv_kernel_dim": 4,
+        "num_experts": 256,
+        "num_experts_per_tok": 8,
+        "moe_intermediate_size": 512,
+        "shared_expert_intermediate_size": 512,
+        "rms_norm_eps": 1e-6,
+        "max_position_embeddings": 131072,
+        "block_size": 32,
+        "mask_token_id": 248077,
+    }
+    return parse_model_config(values, "real")
+
+
+OpenSource = Callable[[str], Source]
+
+
+@pytest.fixture(scope="session")
+def open_source() -> OpenSource:
+    """Opens a model as what the exporter takes."""
+
+    def open_it(model: str) -> Source:
+        opened = open_model(model)
+        return Source(
+            "a model", opened.checkpoint, opened.config, opened.generation, opened.tokenizer
+        )
+
+    return open_it
+
+
+ExportTo = Callable[..., Path]
+
+
+@pytest.fixture(scope="session")
+def export_to(open_source: OpenSource) -> ExportTo:
+    """Exports a model to a file, by default with everything in it."""
+
+    def export(
+        model: str,
+        path: Path,
+        *,
+        file_type: str = "F32",
+        architecture: str = "qwen35moe",
+        diffusion: str = "embed",
+        imatrix: dict[str, Sums] | None = None,
+    ) -> Path:
+        source = open_source(model)
+        mix = mixture(file_type, None, has_imatrix=imatrix is not None)
+        plan = make_plan(
+            source, mix, architecture=architecture, diffusion=diffusion, imatrix=imatrix
+        )
+        return export_gguf(source, path, plan, diffusion=diffusion, jobs=2).path
+
+    return export
