@@ -115,7 +115,8 @@ class Generator:
         if self.settings.mode != "ar" and not self.model.can_preview:
             raise SettingsError(
                 f"this checkpoint has no diffusion tensors, so it cannot run the mode "
-                f"{self.settings.mode}: use --mode ar"
+                f"{self.settings.mode}: use --mode ar, or put NAME.diffusion.gguf beside NAME.gguf "
+                "(`clover-local export diffusion CHECKPOINT NAME.diffusion.gguf` makes it)"
             )
 
     def _events(self, prompt_ids: list[int], run: Run, checkpoints: Sequence[int]) -> EventStream:

@@ -12,6 +12,7 @@ from pathlib import Path
 from clover_local.errors import CheckpointError, HubError
 
 DEMO = "demo"
+GGUF_SUFFIX = ".gguf"
 DESCRIPTION_FILES = ("*.json", "*.jinja")
 MODEL_FILES = (*DESCRIPTION_FILES, "*.safetensors")
 
@@ -19,7 +20,7 @@ _HUB_ID = re.compile(r"(?P<repository>\w[\w.-]*/\w[\w.-]*)(?:@(?P<revision>[\w./
 
 
 def locate(model: str, *, files: Sequence[str] = MODEL_FILES) -> Path:
-    """The folder of `model`: a folder, `demo`, or a hub id `owner/name[@revision]`.
+    """The folder of `model`: a folder, `demo`, a hub id `owner/name[@revision]`; or a .gguf file.
 
     A folder comes before a hub id of the same spelling; `demo` is always the bundled model and
     `./demo` a folder. `files` are the name patterns to fetch; what is cached is not fetched again.
@@ -33,9 +34,12 @@ def locate(model: str, *, files: Sequence[str] = MODEL_FILES) -> Path:
     path = os.path.expanduser(model)
     if os.path.isdir(path):
         return Path(path)
+    if os.path.isfile(path) and path.endswith(GGUF_SUFFIX):
+        return Path(path)
     if os.path.exists(path):
         raise CheckpointError(
-            f"{model} is a file: pass the folder that holds config.json and the weights"
+            f"{model} is a file: pass the folder that holds config.json and the weights, or a "
+            f"{GGUF_SUFFIX} file"
         )
     match = _HUB_ID.fullmatch(model)
     if match is None:

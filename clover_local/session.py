@@ -21,6 +21,7 @@ from clover_local.config import (
 )
 from clover_local.decoding.settings import Settings
 from clover_local.errors import SettingsError
+from clover_local.gguf.load.opened import open_gguf
 from clover_local.hub import locate
 from clover_local.placement import MemoryOptions, Placement, check_context, place
 from clover_local.tokenizer import Tokenizer
@@ -86,12 +87,14 @@ class Session:
 
 
 def open_model(name: str) -> OpenModel:
-    """Finds `name` (`demo`, a folder, or a hub id) and reads all but the weights.
+    """Finds `name` (`demo`, a folder, a .gguf file, or a hub id) and reads all but the weights.
 
     Raises:
         HubError, ConfigError, CheckpointError, TokenizerError: the model cannot be used; says why.
     """
     folder = locate(name)
+    if folder.is_file():
+        return OpenModel(name, folder, *open_gguf(folder))
     config = read_model_config(folder)
     generation = read_generation_config(folder, config)
     checkpoint = open_checkpoint(folder, config)
@@ -103,7 +106,11 @@ def open_model(name: str) -> OpenModel:
 
 def fingerprint(opened: OpenModel) -> str:
     """A hash that tells models apart: of config.json and the start of every tensor."""
-    digest = hashlib.sha256((opened.folder / "config.json").read_bytes())
+    folder = opened.folder
+    config = (
+        (folder / "config.json").read_bytes() if folder.is_dir() else repr(opened.config).encode()
+    )
+    digest = hashlib.sha256(config)
     for shard in opened.checkpoint.shards:
         with shard.path.open("rb") as file:
             for tensor in shard.tensors:

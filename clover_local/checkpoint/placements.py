@@ -66,7 +66,7 @@ class Checkpoint:
         """Raises CheckpointError with every problem, if there is one."""
         if self.problems:
             raise CheckpointError(
-                f"{self.folder}: the weights do not fit config.json: {'; '.join(self.problems)}: "
+                f"{self.folder}: the weights do not fit the config: {'; '.join(self.problems)}: "
                 "use the files of one and the same checkpoint"
             )
 

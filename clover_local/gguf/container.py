@@ -69,12 +69,16 @@ class GgufTensor:
 
 @dataclass(frozen=True)
 class GgufFile:
-    """One file: its metadata, and its tensors in the order of the header."""
+    """One file: its metadata, and its tensors in the order of the header.
+
+    `array_starts` has the first byte in the file of each array of numbers among the metadata.
+    """
 
     path: Path
     nbytes: int
     metadata: Mapping[str, MetaValue]
     tensors: tuple[GgufTensor, ...]
+    array_starts: Mapping[str, int]
 
 
 def read_file(path: Path) -> GgufFile:
@@ -110,6 +114,7 @@ class _Header:
         self._content = content
         self._size = len(content)
         self._at = 0
+        self._array_starts: dict[str, int] = {}
 
     def read(self) -> GgufFile:
         magic = self._take(4, "its magic")
@@ -131,7 +136,8 @@ class _Header:
             metadata[key] = self._value(key)
         entries = [self._entry() for _ in range(tensors)]
         start = aligned(self._at, self._alignment(metadata))
-        return GgufFile(self._path, self._size, metadata, self._placed(entries, start))
+        placed = self._placed(entries, start)
+        return GgufFile(self._path, self._size, metadata, placed, self._array_starts)
 
     def _value(self, key: str) -> MetaValue:
         kind = self._integer(4)
@@ -157,6 +163,7 @@ class _Header:
             raise damaged(self._path, f"{shown(key)} is an array of {what}")
         dtype = SCALARS[kind]
         self._require_room(count, dtype.itemsize, f"numbers in {shown(key)}")
+        self._array_starts[key] = self._at
         return np.frombuffer(self._take(count * dtype.itemsize, key), dtype)
 
     def _entry(self) -> tuple[str, TensorType, tuple[int, ...], int]:

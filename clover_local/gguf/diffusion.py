@@ -12,12 +12,14 @@ keep in float32. So it finds its model whoever quantized that.
 
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, fields
+from math import prod
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
 from clover_local.checkpoint.parameters import PARAMETERS
+from clover_local.checkpoint.shards import TensorInfo
 from clover_local.config import LINEAR_ATTENTION, GenerationConfig, ModelConfig
 from clover_local.errors import CheckpointError
 from clover_local.gguf.container import GgufFile, MetaValue, read_file
@@ -98,28 +100,35 @@ def fingerprint_metadata(
     }
 
 
-def require_same_model(
-    sidecar: Values, config: ModelConfig, read: Callable[[str], Floats], *, path: Path, model: Path
+def require_same_sizes(sidecar: GgufFile, config: ModelConfig, *, model: Path) -> None:
+    """Raises CheckpointError where a sidecar's fingerprint has other sizes than the model."""
+    if list(Values(sidecar.metadata, str(sidecar.path)).integers(_SIZES)) != _sizes(config):
+        raise _of_another_model(sidecar, model)
+
+
+def require_same_numbers(
+    sidecar: GgufFile, config: ModelConfig, read: Callable[[str], Floats], *, model: Path
 ) -> None:
-    """Raises CheckpointError where a sidecar's fingerprint is not that of the model.
+    """Raises CheckpointError where a sidecar's fingerprint has other numbers than the model.
 
     Args:
         read: gives a parameter of the model by its name without prefix.
     """
-    refusal = CheckpointError(
-        f"{path} belongs to another model than {model}: make the right one with "
-        "`clover-local export diffusion CHECKPOINT OUT`, or move it away"
-    )
-    if list(sidecar.integers(_SIZES)) != _sizes(config):
-        raise refusal
-    expected, start = sidecar.floats(_NUMBERS), 0
+    expected, start = Values(sidecar.metadata, str(sidecar.path)).floats(_NUMBERS), 0
     for found in _samples(config, read):
         wanted = expected[start : start + len(found)]
         start += len(found)
         if len(wanted) != len(found):
-            raise refusal
+            raise _of_another_model(sidecar, model)
         if not np.allclose(found, wanted, rtol=0, atol=_TOLERANCE * float(np.abs(wanted).max())):
-            raise refusal
+            raise _of_another_model(sidecar, model)
+
+
+def _of_another_model(sidecar: GgufFile, model: Path) -> CheckpointError:
+    return CheckpointError(
+        f"{sidecar.path} belongs to another model than {model}: make the right one with "
+        "`clover-local export diffusion CHECKPOINT OUT`, or move it away"
+    )
 
 
 def find_sidecar(path: Path) -> Path | None:
@@ -155,30 +164,38 @@ def has_arrays(metadata: Mapping[str, MetaValue]) -> bool:
     return any(key.startswith("clover.blk.") for key in metadata)
 
 
-def read_arrays(values: Values, config: ModelConfig, source: Path) -> dict[str, Floats]:
-    """All arrays in the shapes of their parameters, by name without prefix.
+def array_places(file: GgufFile, config: ModelConfig) -> dict[str, TensorInfo]:
+    """Where in the file each parameter lies, by its name without prefix.
 
     Raises:
-        CheckpointError: an absent array, one of a wrong length, or a newer format.
+        CheckpointError: an absent array, one of another type or length, or a newer format.
     """
+    values = Values(file.metadata, str(file.path))
     version = values.integer(FORMAT_KEY, FORMAT_VERSION)
     if version != FORMAT_VERSION:
         raise CheckpointError(
-            f"{source} has the {FORMAT_KEY} {version}, this clover-local reads {FORMAT_VERSION}: "
-            "install a newer clover-local"
+            f"{file.path} has the {FORMAT_KEY} {version}, this clover-local reads "
+            f"{FORMAT_VERSION}: install a newer clover-local"
         )
-    arrays = {}
+    places = {}
     for layer in gdn_layers(config):
-        for family, name in FAMILIES.items():
-            shape = PARAMETERS[name].shape(config)
-            array = values.floats(array_key(family, layer))
-            if array.size != np.prod(shape):
+        for family, template in FAMILIES.items():
+            key, shape = array_key(family, layer), PARAMETERS[template].shape(config)
+            array = file.metadata[key] if key in values else values.floats(key)
+            if (
+                not isinstance(array, np.ndarray)
+                or array.dtype != np.dtype("<f4")
+                or array.size != prod(shape)
+            ):
                 raise CheckpointError(
-                    f"{source}: {array_key(family, layer)} has {array.size} numbers, expected "
-                    f"{list(shape)}: use the files of one and the same model"
+                    f"{file.path}: {key} is no float32 array of {list(shape)}: use the files of "
+                    "one and the same model"
                 )
-            arrays[name.format(layer=layer)] = array.reshape(shape)
-    return arrays
+            start = file.array_starts[key]
+            places[template.format(layer=layer)] = TensorInfo(
+                key, "F32", shape, file.path, start, array.nbytes
+            )
+    return places
 
 
 def _sizes(config: ModelConfig) -> list[int]:

@@ -65,3 +65,8 @@ TYPES = {
 TYPES_BY_NUMBER = {kind.number: kind for kind in TYPES.values()}
 ARCHITECTURES = ("qwen35moe", "clover-moe")  # the names of one graph: llama.cpp's, and a newer one
 PLAIN_TYPES = ("F32", "F16", "BF16")  # a number is a float, not an integer with a scale
+DECODED = (  # those that the runtime runs, by the rules in `load/decode.py`
+    *PLAIN_TYPES,
+    *("Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K"),
+    *("IQ4_NL", "IQ4_XS"),
+)

@@ -192,7 +192,7 @@ def test_misfits_are_refused_before_anything_is_read(
 ) -> None:
     checkpoint = open_checkpoint(model_folder, replace(golden_config, vocab_size=513))
     (model_folder / "model.safetensors").unlink()
-    with pytest.raises(CheckpointError, match=r"the weights do not fit config\.json: 2 misshapen"):
+    with pytest.raises(CheckpointError, match=r"the weights do not fit the config: 2 misshapen"):
         load_parameters(checkpoint, golden_config)
 
 

@@ -12,6 +12,8 @@ from typing import Any
 
 import xllamacpp
 
+LETTER = 64
+
 task = json.load(sys.stdin)
 parameters = xllamacpp.CommonParams()
 parameters.model.path = task["model"]
@@ -26,8 +28,18 @@ server = xllamacpp.Server(parameters)
 
 
 def complete(prompt: object) -> dict[str, Any]:
-    request = {"prompt": prompt, "n_predict": 1, "temperature": 0.0, "n_probs": 20}
-    answer: dict[str, Any] = server.handle_completions({**request, "cache_prompt": False})
+    answer: dict[str, Any] = server.handle_completions(
+        {
+            "prompt": prompt,
+            "n_predict": 1,
+            "n_probs": 20,
+            "temperature": 0.0,
+            # The answer is a letter: one without text (EOS, half a character) would come without
+            # probabilities. They are those before the bias.
+            "logit_bias": [[LETTER, 1e6]],
+            "cache_prompt": False,
+        }
+    )
     return answer
 
 

@@ -84,7 +84,7 @@ class Source:
         if named.entry.value is Value.PLUS_ONE:
             return values + np.float32(1)
         if named.entry.value is Value.MINUS_EXP:
-            return -np.exp(values)
+            return (-np.exp(values.astype(np.float64))).astype(np.float32)
         return values
 
     def _finite(self, name: str, values: Floats) -> Floats:

@@ -58,7 +58,9 @@ def test_values_are_changed_as_llama_cpp_wants_them(
     same = np.array_equal
     assert same(floats(found["blk.0.attn_norm.weight"]), 1 + of("layers.0.input_layernorm.weight"))
     assert same(floats(found["blk.0.ssm_norm.weight"]), of(gdn + "norm.weight"))
-    assert same(floats(found["blk.0.ssm_a"]), -np.exp(of(gdn + "A_log"))[heads])
+    assert same(
+        floats(found["blk.0.ssm_a"]), (-np.exp(of(gdn + "A_log").astype("f8"))).astype("f4")[heads]
+    )
     assert same(floats(found["blk.0.ssm_dt.bias"]), of(gdn + "dt_bias")[heads])
     assert same(floats(found["blk.0.ssm_beta.weight"]), of(gdn + "in_proj_b.weight")[heads])
     rows = of(gdn + "in_proj_qkv.weight")

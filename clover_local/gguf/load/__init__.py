@@ -1,0 +1,1 @@
+"""Opens a GGUF file as a checkpoint."""
