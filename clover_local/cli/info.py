@@ -4,6 +4,7 @@ import os
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 
 from clover_local.checkpoint.parameters import ParameterCount, count_parameters
 from clover_local.checkpoint.placements import open_checkpoint, require_readable
@@ -26,6 +27,12 @@ from clover_local.decoding.settings import MODES
 from clover_local.errors import CheckpointError, CloverError
 from clover_local.files import read_json_object
 from clover_local.hub import DESCRIPTION_FILES, locate
+
+# Which builds run a file, by its architecture.
+_LLAMA_CPP = {
+    "qwen35moe": "every one that has Qwen3.5 MoE (tried: build 11549), one token at a time",
+    "clover-moe": "builds from 12060 on (not tried)",
+}
 
 
 @dataclass(frozen=True)
@@ -58,6 +65,15 @@ class TokenizerFacts:
 
 
 @dataclass(frozen=True)
+class GgufFacts:
+    """What only a .gguf file has: the name of its graph, and where the diffusion parameters lie."""
+
+    architecture: str
+    diffusion_file: str | None
+    llama_cpp: str
+
+
+@dataclass(frozen=True)
 class ModelFacts:
     """What `info` shows, and with `--json` its keys.
 
@@ -78,6 +94,7 @@ class ModelFacts:
     has_tokenizer: bool
     tokenizer: TokenizerFacts | None
     problems: tuple[str, ...]
+    gguf: GgufFacts | None = None  # null for a folder
 
 
 def info(model: ModelArg, as_json: JsonOpt = False) -> None:
@@ -101,6 +118,8 @@ def describe(model: str) -> ModelFacts:
     from clover_local.tokenizer import Tokenizer  # late: `--help` need not wait for it
 
     folder = locate(model, files=DESCRIPTION_FILES)
+    if folder.is_file():
+        return _describe_gguf(model, folder)
     config = read_model_config(folder)
     generation = read_generation_config(folder, config)
     architectures = read_json_object(folder / "config.json").get("architectures")
@@ -143,6 +162,50 @@ def describe(model: str) -> ModelFacts:
         has_tokenizer=has_tokenizer,
         tokenizer=tokens,
         problems=tuple(problems),
+    )
+
+
+def _describe_gguf(model: str, path: Path) -> ModelFacts:
+    from clover_local.gguf.load import opened  # late: `--help` need not wait for numpy
+
+    files, diffusion = opened.read_files(path)
+    config, generation, checkpoint = opened.match(files, diffusion)
+    summary = summarize(checkpoint)
+    tokens = None
+    problems = []
+    try:
+        checkpoint.require_fit()
+        opened.require_own_sidecar(files, diffusion, config, checkpoint)
+    except CloverError as error:
+        problems.append(str(error))
+    try:
+        tokenizer = opened.read_tokenizer(files)
+        tokens = TokenizerFacts(tokenizer.size, tokenizer.has_template, tokenizer.can_think)
+        tokenizer.require_fit(config.vocab_size)
+        tokenizer.check_templates()
+    except CloverError as error:
+        problems.append(str(error))
+    architecture = str(files.metadata["general.architecture"])
+    return ModelFacts(
+        model=model,
+        folder=str(path.parent),
+        architectures=(architecture,),
+        parameters=count_parameters(config, diffusion=checkpoint.has_diffusion),
+        config=config,
+        response_controls=_controls(generation),
+        weight_files=len(files.files),
+        weights=_weight_facts(summary, checkpoint.notes),
+        quantization=QuantizationFacts(
+            round(summary.bits_per_weight, 4), round(bits_per_weight(summary.experts), 4), summary
+        ),
+        has_tokenizer=True,
+        tokenizer=tokens,
+        problems=tuple(problems),
+        gguf=GgufFacts(
+            architecture,
+            None if diffusion is None else str(diffusion.path),
+            _LLAMA_CPP[architecture],
+        ),
     )
 
 
@@ -218,6 +281,9 @@ def _file_rows(facts: ModelFacts) -> list[tuple[str, str]]:
             ("diffusion parameters", f"{present}; modes: {_listed(weights.modes)}"),
             *(("note", note) for note in weights.notes),
         ]
+    if facts.gguf is not None:
+        rows.append(("diffusion parameters in", facts.gguf.diffusion_file or "no file"))
+        rows.append(("llama.cpp", facts.gguf.llama_cpp))
     rows += _quantization_rows(facts.quantization)
     if tokenizer is None:
         rows.append(("tokenizer", "unreadable" if facts.has_tokenizer else "absent"))

@@ -51,6 +51,10 @@ class FileReport:
 def verify(model: ModelArg, as_json: JsonOpt = False, write: WriteOpt = False) -> None:
     """Check that the files of MODEL are whole and hold the right bytes."""
     folder = locate(model)
+    if folder.is_file():
+        raise CheckpointError(
+            f"{model} is one file, and verify reads folders: `clover-local info` checks its header"
+        )
     with console.progress(f"reading {model}") as report:
         files = check_files(folder, report)
     problems = _loading_problems(folder)
