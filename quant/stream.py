@@ -168,14 +168,23 @@ def run_layer(layer: Layer, rows: Rows, sequence: CalibrationSequence) -> Rows:
 @torch.inference_mode()
 def mix(layer: Layer, rows: Rows, sequence: CalibrationSequence) -> Rows:
     """h + mixer(norm(h)) for all rows of a sequence."""
+    mixed = mixer_output(layer, normed(layer, rows, sequence), sequence)
+    return Rows.split(rows.joined + mixed, sequence)
+
+
+def normed(layer: Layer, rows: Rows, sequence: CalibrationSequence) -> Rows:
+    """norm(h): what the mixer gets."""
     eps = layer.moe.config.rms_norm_eps
-    joined = rows.joined
-    x = Rows.split(dispatch.rms_norm(joined, layer.input_layernorm, eps=eps), sequence)
+    x = dispatch.rms_norm(rows.joined, layer.input_layernorm, eps=eps)
+    return Rows.split(x, sequence)
+
+
+@torch.inference_mode()
+def mixer_output(layer: Layer, x: Rows, sequence: CalibrationSequence) -> Tensor:
+    """mixer(x), joined: as wide as the rows of the mixer's last matrix."""
     if isinstance(layer.mixer, Attention):
-        mixed = _mix_attention(layer.mixer, x, sequence)
-    else:
-        mixed = _mix_gdn(layer.mixer, x, sequence)
-    return Rows.split(joined + mixed, sequence)
+        return _mix_attention(layer.mixer, x, sequence)
+    return _mix_gdn(layer.mixer, x, sequence)
 
 
 @torch.inference_mode()
@@ -229,7 +238,8 @@ def _walk(sequence: CalibrationSequence) -> Iterator[_Span]:
 def _mix_attention(mixer: Attention, x: Rows, sequence: CalibrationSequence) -> Tensor:
     """Attention of all rows, joined [R, D]."""
     state = _empty_state(mixer.config, x, sequence)
-    committed, previewed = [x.commit[:0]], [x.commit[:0]]
+    committed: list[Tensor] = []
+    previewed: list[Tensor] = []
     for span in _walk(sequence):
         part = (x.preview if span.is_preview else x.commit)[span.rows]
         angles = Angles.at(span.position, rows=len(part), config=mixer.config, device=part.device)
@@ -247,7 +257,8 @@ def _mix_attention(mixer: Attention, x: Rows, sequence: CalibrationSequence) -> 
 def _mix_gdn(mixer: GatedDeltaNet, x: Rows, sequence: CalibrationSequence) -> Tensor:
     """Gated DeltaNet of all rows, joined [R, D]."""
     state: DeltaState = _empty_state(mixer.config, x, sequence).view().delta[0]
-    committed, previewed = [x.commit[:0]], [x.commit[:0]]
+    committed: list[Tensor] = []
+    previewed: list[Tensor] = []
     for span in _walk(sequence):
         if span.is_preview:
             previewed.append(mixer.preview(x.preview[span.rows], state))

@@ -12,6 +12,7 @@ from clover_local.cli.chat import chat
 from clover_local.cli.evaluate import evaluate
 from clover_local.cli.export import app as export
 from clover_local.cli.generate import generate
+from clover_local.cli.imatrix import imatrix
 from clover_local.cli.info import info
 from clover_local.cli.interrupt import INTERRUPTED
 from clover_local.cli.plan import plan
@@ -39,6 +40,7 @@ app.command()(quantize)
 app.command()(evaluate)
 app.command()(simulate)
 app.add_typer(export, name="export")
+app.command()(imatrix)
 
 
 def _show_version(wanted: bool) -> None:
