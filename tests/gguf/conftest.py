@@ -1,6 +1,8 @@
 """Small GGUF files for the tests of this folder."""
 
+import json
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +17,7 @@ from clover_local.gguf.imatrix import Sums
 from clover_local.gguf.types import TYPES
 from clover_local.gguf.write import PlannedTensor, lay_out
 from clover_local.session import open_model
+from tests.conftest import RandomParameters, SaveShards
 
 WriteGguf = Callable[..., Path]
 
@@ -114,3 +117,39 @@ def export_to(open_source: OpenSource) -> ExportTo:
         return export_gguf(source, path, plan, diffusion=diffusion, jobs=2).path
 
     return export
+
+
+@pytest.fixture(scope="session")
+def wide_folder(
+    golden_folder: Path,
+    golden_config: ModelConfig,
+    random_parameters: RandomParameters,
+    save_shards: SaveShards,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Path:
+    """A random model with the real model's head dimensions and rows of multiples of 256."""
+    sizes = {
+        "hidden_size": 256,
+        "head_dim": 256,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 1,
+        "linear_key_head_dim": 128,
+        "linear_value_head_dim": 128,
+        "linear_num_key_heads": 2,
+        "linear_num_value_heads": 4,
+        "num_experts": 4,
+        "moe_intermediate_size": 256,
+        "shared_expert_intermediate_size": 256,
+    }
+    folder = tmp_path_factory.mktemp("wide")
+    for path in golden_folder.glob("*token*.json"):
+        (folder / path.name).write_bytes(path.read_bytes())
+    config = json.loads((golden_folder / "config.json").read_text(encoding="utf-8"))
+    (folder / "config.json").write_text(json.dumps({**config, **sizes}), encoding="utf-8")
+    parameters = random_parameters(replace(golden_config, **sizes))  # type: ignore[arg-type]
+    prefixed = {
+        name if name == "lm_head.weight" else f"model.{name}": tensor.bfloat16()
+        for name, tensor in parameters.items()
+    }
+    save_shards(folder, [prefixed])
+    return folder

@@ -115,8 +115,13 @@ def test_the_golden_model_by_token_ids(
     assert max(differences(session(str(golden_folder)), PROMPTS, said.likeliest)) < 2e-3
 
 
+def test_real_head_dimensions(wide_folder: Path, export_to: ExportTo, tmp_path: Path) -> None:
+    said = ask(export_to(str(wide_folder), tmp_path / "x.gguf"))
+    assert max(differences(session(str(wide_folder)), PROMPTS, said.likeliest)) < 2e-3
+
+
 FILE_TYPES = ("F16", "Q8_0", "Q4_0", "Q4_K_M", "IQ4_XS", "Q3_K_M")
-NOISE = {"demo": 0.4, "golden": 0.1}
+NOISE = {"demo": 0.4, "golden": 0.1, "wide": 0.1}
 """The median difference between llama.cpp and us, both from the very same integers: it rounds what
 a quantized matrix is multiplied with to 8 bits, and we do not. Where routing is a near tie another
 expert is picked, so the largest difference says nothing. F16 rounds that to float16: 0.01.
@@ -130,12 +135,13 @@ def test_other_types_load_and_differ_by_llama_cpps_own_rounding(
     model: str,
     file_type: str,
     golden_folder: Path,
+    wide_folder: Path,
     export_to: ExportTo,
     tmp_path: Path,
 ) -> None:
     if find_ggml() is None and file_type not in ("F16", "Q8_0", "Q4_0"):
         pytest.skip("libggml-python is not installed")
-    name = str(golden_folder) if model == "golden" else model
+    name = {"golden": str(golden_folder), "wide": str(wide_folder)}.get(model, model)
     path = export_to(name, tmp_path / "x.gguf", file_type=file_type)
     ours = session(str(path))
     tokenizer = ours.opened.tokenizer

@@ -245,3 +245,26 @@ def test_a_finished_export_is_not_made_again(
     )
     with pytest.raises(CheckpointError, match="exists and is another file"):
         export_gguf(opened, path, other, diffusion="embed", jobs=1)
+
+
+@pytest.mark.skipif(find_ggml() is None, reason="libggml-python is not installed")
+@pytest.mark.parametrize("file_type", ["Q4_K_M", "Q5_K_M", "Q6_K", "Q3_K_M", "IQ4_XS", "Q4_0"])
+def test_bytes_of_real_head_dimensions_are_those_of_libgguf(
+    file_type: str, wide_folder: Path, export_to: ExportTo, tmp_path: Path
+) -> None:
+    libgguf = pytest.importorskip("libgguf")
+    gguf = pytest.importorskip("gguf")
+    exact = tensors(export_to(str(wide_folder), tmp_path / "exact.gguf"))
+    path = export_to(str(wide_folder), tmp_path / "x.gguf", file_type=file_type)
+    content = path.read_bytes()
+    kinds = set()
+    for name, tensor in tensors(path).items():
+        ours = content[tensor.start : tensor.start + tensor.nbytes]
+        values = floats(exact[name])
+        if tensor.type.name != "F32":
+            kinds.add(tensor.type.name)
+            kind = gguf.GGMLQuantizationType(tensor.type.number)
+            rows = np.ascontiguousarray(values.reshape(-1, values.shape[-1]))
+            values = libgguf.quantize_rows(rows, kind)
+        assert ours == np.ascontiguousarray(values).tobytes(), name
+    assert len(kinds) >= (1 if file_type == "Q6_K" else 2)
