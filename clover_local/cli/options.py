@@ -18,7 +18,7 @@ ModelArg: TypeAlias = Annotated[
     str,
     typer.Argument(
         metavar="MODEL",
-        help="Folder or hub id of a Clover checkpoint, or `demo`.",
+        help="Folder or hub id of a Clover checkpoint, a .gguf file, or `demo`.",
         show_default=False,
     ),
 ]
@@ -26,7 +26,7 @@ OptionalModelArg: TypeAlias = Annotated[
     str | None,
     typer.Argument(
         metavar="MODEL",
-        help="Folder or hub id of a Clover checkpoint; without it the bundled `demo`.",
+        help="Folder or hub id of a checkpoint, or a .gguf file; without it the bundled `demo`.",
         show_default=False,
     ),
 ]
