@@ -101,6 +101,11 @@ class Tokenizer:
         """The chat templates' sources by name; the main one is `default`."""
         return self._sources
 
+    @property
+    def special_tokens(self) -> Mapping[str, str]:
+        """The spellings that templates may name, such as that of `eos_token`."""
+        return self._special_tokens
+
     def to_json(self) -> str:
         """The tokenizer as the text of a `tokenizer.json`."""
         text: str = self._encoder.to_str()

@@ -63,7 +63,8 @@ TYPES = {
     )
 }
 TYPES_BY_NUMBER = {kind.number: kind for kind in TYPES.values()}
-ARCHITECTURES = ("qwen35moe", "clover-moe")  # the names of one graph: llama.cpp's, and a newer one
+CLOVER_MOE = "clover-moe"
+ARCHITECTURES = ("qwen35moe", CLOVER_MOE)  # one graph: llama.cpp's name, and its makers' newer one
 PLAIN_TYPES = ("F32", "F16", "BF16")  # a number is a float, not an integer with a scale
 DECODED = (  # those that the runtime runs, by the rules in `load/decode.py`
     *PLAIN_TYPES,

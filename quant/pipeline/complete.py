@@ -12,39 +12,25 @@ from clover_local.checkpoint.quantization import quantization_config
 from clover_local.checkpoint.shards import read_shard
 from clover_local.checkpoint.summary import SUMMARY_NAME, summarize
 from clover_local.checkpoint.write import write_file, write_index, write_json
-from clover_local.files import read_json_object
 from clover_local.quant.documents import held_out_documents
 from clover_local.quant.evaluation.evaluate import evaluate
+from clover_local.quant.pipeline.description import config_json, copied
 from clover_local.quant.pipeline.source import CONFIG_NAME, PlainSource, Source
 from clover_local.quant.profiles import Recipe
 from clover_local.quant.report import SizeReport
 from clover_local.session import open_model
 
-COPIED = (
-    "generation_config.json",
-    "tokenizer*",
-    "*.jinja",
-    "vocab.json",
-    "merges.txt",
-    "special_tokens_map.json",
-    "added_tokens.json",
-)
 QUANTIZATION = "quantization_config"
-
-
-def copied_files(folder: Path) -> list[Path]:
-    """Files of a source that its result has too, byte for byte."""
-    return sorted({path for pattern in COPIED for path in folder.glob(pattern) if path.is_file()})
 
 
 def write_description(source: Source, shards: Sequence[Path], output: Path) -> Checkpoint:
     """Writes all that makes the shards in `output` a checkpoint, and opens it."""
-    for path in copied_files(source.folder):
-        write_file(output / path.name, path.read_bytes())
+    for name, content in copied(source).items():
+        write_file(output / name, content)
     write_index(output, [read_shard(path) for path in shards])
     config = replace(source.config, quant_method=None, quant_format=None)  # those of the source
     checkpoint = open_checkpoint(output, config)
-    values = read_json_object(source.folder / CONFIG_NAME)
+    values = config_json(source)
     values.pop(QUANTIZATION, None)
     quantization = quantization_config(checkpoint)
     if quantization is not None:

@@ -22,12 +22,13 @@ from clover_local.quant.calibration import LENGTH, CalibrationSequence, make_seq
 from clover_local.quant.documents import Document, read_documents
 from clover_local.quant.memory import DEFAULT_LIMIT, check_import, disk_needed, plan_waves
 from clover_local.quant.nf4 import nf4_round
-from clover_local.quant.pipeline.complete import copied_files, size_report, write_description
+from clover_local.quant.pipeline.complete import size_report, write_description
+from clover_local.quant.pipeline.description import description_files
 from clover_local.quant.pipeline.layer import Calibration
 from clover_local.quant.pipeline.manifest import Manifest, arguments_of, hash_files
 from clover_local.quant.pipeline.rows import RowFiles
 from clover_local.quant.pipeline.shards import layer_tensors, outer_tensors
-from clover_local.quant.pipeline.source import CONFIG_NAME, ForeignSource, PlainSource, Source
+from clover_local.quant.pipeline.source import ForeignSource, PlainSource, Source
 from clover_local.quant.pipeline.work import Importing, Quantizing, Work
 from clover_local.quant.pipeline.work_folder import REPORT_NAME, WorkFolder, check_apart
 from clover_local.quant.profiles import Recipe
@@ -293,4 +294,4 @@ def _sequences(
 
 def _files(source: Source) -> list[Path]:
     """Every file of the source that is read."""
-    return sorted({*source.shards, source.folder / CONFIG_NAME, *copied_files(source.folder)})
+    return sorted({*source.shards, *description_files(source)})

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from clover_local.checkpoint.packed import FLOAT_DTYPES
-from clover_local.checkpoint.parameters import DOWN, GATE_UP
+from clover_local.checkpoint.parameters import DOWN, GATE_UP, PREFIXES
 from clover_local.checkpoint.read import ExpertWeights, read_experts, read_layer, read_outer
 from clover_local.checkpoint.shards import VERSION_KEY, Shard, TensorInfo, read_shards
 from clover_local.config import ModelConfig, read_generation_config, read_model_config
@@ -114,14 +114,16 @@ class PlainSource(Source):
         self.config = opened.config
         self.tokenizer = opened.tokenizer
         self.checkpoint = opened.checkpoint
-        self.prefix = opened.checkpoint.prefix
+        self.prefix = opened.checkpoint.prefix or PREFIXES[-1]  # a .gguf file has other names
         self.has_diffusion = opened.checkpoint.has_diffusion
         self.notes = opened.checkpoint.notes
 
     @property
     def shards(self) -> list[Path]:
         """See `Source.shards`."""
-        return [shard.path for shard in self.checkpoint.shards]
+        paths = [shard.path for shard in self.checkpoint.shards]  # a sidecar is none of them
+        used = [placement.tensor.shard for placement in self.checkpoint.placements]
+        return list(dict.fromkeys([*paths, *used]))
 
     @property
     def nbytes(self) -> int:
@@ -130,7 +132,8 @@ class PlainSource(Source):
 
     def file_shape(self, name: str) -> tuple[int, ...]:
         """See `Source.file_shape`."""
-        return self.checkpoint.tensors[self.prefix + name].shape
+        part = self.checkpoint.parts[name, None][0]
+        return part.tensor.shape if isinstance(part.tensor, TensorInfo) else part.target.shape
 
     def _outer(self) -> dict[str, Weight]:
         return read_outer(self.checkpoint, self.config)
@@ -206,6 +209,8 @@ def open_source(name: str) -> PlainSource | ForeignSource:
         CloverError: the model cannot be used, or is what this program has made.
     """
     folder = locate(name)
+    if folder.is_file():
+        return _open_gguf(name)
     config = read_model_config(folder)
     config_json = read_json_object(folder / CONFIG_NAME)
     method = detect(config_json)
@@ -219,6 +224,17 @@ def open_source(name: str) -> PlainSource | ForeignSource:
         return ForeignSource(foreign, tokenizer)
     opened = open_model(name)
     _require_foreign(folder, opened.checkpoint.shards)
+    return PlainSource(opened)
+
+
+def _open_gguf(name: str) -> PlainSource:
+    opened = open_model(name)
+    packed = {tensor.dtype for tensor in opened.checkpoint.tensors.values()} - {*FLOAT_DTYPES}
+    if packed:
+        raise CheckpointError(
+            f"{name} is already quantized ({', '.join(sorted(packed))}): pass an unquantized file, "
+            "or the checkpoint that it was made from"
+        )
     return PlainSource(opened)
 
 

@@ -22,7 +22,7 @@ from clover_local.gguf.tensors import (
     fused_gate_up,
     named_entries,
 )
-from clover_local.gguf.types import DECODED, PLAIN_TYPES
+from clover_local.gguf.types import CLOVER_MOE, DECODED, PLAIN_TYPES
 
 _OTHER_PARTS = ("nextn.", "mtp.", "rope_freqs")  # of names: what a causal pass does not use
 
@@ -50,8 +50,12 @@ def match_tensors(
     found = _Found()
     for named in named_entries(config):
         _place(named, tensors, config, found)
-    other = [name for name in tensors if _is_other_part(name, config)]
-    surplus = sorted(tensors.keys() - found.used - set(other))
+    unknown = [name for name in tensors if name not in found.used]
+    own = model.metadata.get("general.architecture") == CLOVER_MOE
+    other = [
+        name for name in unknown if _is_other_part(name, config) or (own and not _is_bias(name))
+    ]
+    surplus = sorted({*unknown} - {*other})
     places: list[TensorInfo] = []
     if diffusion is not None:
         for name, place in array_places(diffusion, config).items():
@@ -171,6 +175,12 @@ def _is_other_part(name: str, config: ModelConfig) -> bool:
     if behind and int(pieces[1][:9]) >= config.num_hidden_layers:
         return True  # layers that draft tokens
     return any(part in name for part in _OTHER_PARTS)
+
+
+def _is_bias(name: str) -> bool:
+    """Files of Clover's own architecture may hold tensors of its makers that no causal pass uses;
+    a bias would be used."""
+    return name.endswith(".bias")
 
 
 def _template(name: str) -> str:

@@ -171,6 +171,23 @@ def test_layers_that_draft_are_skipped_with_a_note(golden_gguf: Path, tmp_path: 
     assert any("skipped 2 tensors" in note for note in opened.checkpoint.notes)
 
 
+@pytest.mark.parametrize("name", ["blk.0.something.weight", "blk.0.attn_qkv.bias"])
+@pytest.mark.parametrize("architecture", ["qwen35moe", "clover-moe"])
+def test_unknown_tensors_are_skipped_in_files_of_clovers_own_architecture_alone(
+    architecture: str, name: str, export_to: ExportTo, golden_folder: Path, tmp_path: Path
+) -> None:
+    path = export_to(str(golden_folder), tmp_path / "x.gguf", architecture=architecture)
+    edited = Edited(path)
+    edited.put(name, np.ones(4, np.float32))
+    edited.write(path)
+    if architecture == "clover-moe" and not name.endswith("bias"):
+        (note,) = open_model(str(path)).checkpoint.notes
+        assert name in note
+    else:
+        with pytest.raises(CheckpointError, match="1 surplus"):
+            open_model(str(path))
+
+
 def without(key: str) -> Callable[[Edited], object]:
     return lambda edited: edited.metadata.pop(key)
 
