@@ -114,7 +114,9 @@ def _open(model: str) -> Source:
     for note in checkpoint.notes:
         console.note(f"note: {note}")
     if any(not tensor.dtype.startswith(("F", "BF")) for tensor in checkpoint.tensors.values()):
-        console.note("note: this model is quantized already; what is not copied is rounded again")
+        console.note(
+            "note: this model is quantized already: what was rounded once is rounded again"
+        )
     name = opened.folder.resolve().name.removesuffix(".gguf")
     return Source(name, checkpoint, opened.config, opened.generation, opened.tokenizer)
 

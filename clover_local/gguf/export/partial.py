@@ -56,6 +56,11 @@ class PartialFile:
         _partial(self._path).replace(self._path)
         _journal(self._path).unlink(missing_ok=True)
 
+    def keep(self) -> None:
+        """Remembers what is finished, before a stop that leaves time for it."""
+        if self.finished:
+            self._sync()
+
     def _sync(self) -> None:
         self._file.flush()
         os.fsync(self._file.fileno())
@@ -78,18 +83,40 @@ def open_partial(path: Path, layout: Layout) -> Iterator[PartialFile]:
         end = following[0] if following else layout.nbytes
     try:
         _require_room(path, layout.nbytes - end)
-        with _partial(path).open("r+b" if finished else "w+b") as file:
+        # Not "wb": that would empty what another process is writing, before the lock says so.
+        with _partial(path).open("r+b" if finished else "ab+") as file:
+            _lock(file, path)
             if not finished:
+                file.truncate(0)
                 _journal(path).unlink(missing_ok=True)
                 file.write(layout.header)
             file.truncate(end)  # fills with zeros what padding was not written yet
             file.seek(end)
-            yield PartialFile(path, layout, file, finished)
+            partial = PartialFile(path, layout, file, finished)
+            try:
+                yield partial
+            except KeyboardInterrupt:
+                partial.keep()
+                raise
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             raise _no_room(path, layout.nbytes) from None
         raise CheckpointError(
             f"{path} cannot be written ({error.strerror}): check the folder and its permissions"
+        ) from None
+
+
+def _lock(file: BinaryIO, path: Path) -> None:
+    """Keeps a second export of the same file away, as long as this process has it open."""
+    if os.name != "posix":
+        return
+    import fcntl
+
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise CheckpointError(
+            f"{path} is being written by another process: wait until it has ended"
         ) from None
 
 

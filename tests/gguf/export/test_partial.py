@@ -82,6 +82,21 @@ def test_what_was_not_synced_is_written_again(tmp_path: Path) -> None:
     assert path.read_bytes() == expected()
 
 
+@pytest.mark.parametrize("last", [0, 1])
+def test_an_interrupt_keeps_what_is_finished(last: int, tmp_path: Path) -> None:
+    path = tmp_path / "x.gguf"
+    with pytest.raises(KeyboardInterrupt), open_partial(path, LAYOUT) as file:
+        for number in range(last + 1):
+            file.start_tensor(number)
+            file.write(content(number))
+            file.end_tensor(number)
+        file.start_tensor(last + 1)
+        file.write(content(last + 1)[:3])  # half a tensor
+        raise KeyboardInterrupt
+    assert write(path) == list(range(last + 1, 3))
+    assert path.read_bytes() == expected()
+
+
 class Damage(NamedTuple):
     name: str
     content: bytes | None
@@ -109,6 +124,25 @@ def test_remains_that_make_no_sense_are_not_used(damage: Damage, tmp_path: Path)
     else:
         (tmp_path / damage.name).write_bytes(damage.content)
     assert write(path) == [0, 1, 2]
+    assert path.read_bytes() == expected()
+
+
+@pytest.mark.parametrize("finished", [0, 2])
+def test_two_cannot_write_one_file(
+    finished: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "x.gguf"
+    if finished:
+        monkeypatch.setattr(partial, "SYNC_BYTES", 1)
+        with pytest.raises(Stop):
+            write(path, stop_after=finished - 1)
+    with (
+        open_partial(path, LAYOUT) as file,
+        pytest.raises(CheckpointError, match="is being written by another process"),
+    ):
+        assert file.finished == finished
+        write(path)
+    assert write(path)[-1] == 2
     assert path.read_bytes() == expected()
 
 
