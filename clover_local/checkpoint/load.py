@@ -17,6 +17,7 @@ from clover_local.checkpoint.packed import PackedInfo
 from clover_local.checkpoint.parameters import DOWN, EMBEDDING, GATE_UP, HEAD
 from clover_local.checkpoint.placements import Checkpoint, Placement
 from clover_local.checkpoint.read import TORCH_DTYPES, ExpertWeights, joined, packed_weight
+from clover_local.checkpoint.regroup import for_device
 from clover_local.checkpoint.shards import TensorInfo
 from clover_local.config import ModelConfig
 from clover_local.errors import CheckpointError
@@ -47,7 +48,8 @@ def load_parameters(
 ) -> LoadedParameters:
     """Loads every parameter to `device`: float32 where `PARAMETERS` says so, `dtype` elsewhere.
 
-    Packed matrices stay packed, whatever `dtype` is.
+    Packed matrices stay packed, whatever `dtype` is; on a GPU those of groups too small for its
+    kernels become INT8 in larger ones, rounded.
 
     Args:
         routed_experts: without them `experts` is empty.
@@ -76,7 +78,8 @@ def load_parameters(
         if expert is not None:
             experts.add(name, expert, weight=weight)
         elif isinstance(weight, PackedWeight):
-            parameters[name] = weight if name in on_host else weight.to(device)
+            fitting = for_device(weight, torch.device(device))
+            parameters[name] = fitting if name in on_host else fitting.to(device)
         elif kind.fused:
             experts.add_all(name, weight)
         else:
@@ -108,7 +111,8 @@ class _Experts:
     def add(self, name: str, expert: int, *, weight: Weight) -> None:
         """Takes over an expert's part of the parameter `name`."""
         if isinstance(weight, PackedWeight):
-            self._packed.setdefault(name, {})[expert] = weight.to(self._device)
+            ours = for_device(weight, self._device).to(self._device)
+            self._packed.setdefault(name, {})[expert] = ours
             return
         if name not in self._stacked:
             shape = (self._count, *weight.shape)

@@ -67,7 +67,11 @@ class GgufMatrix:
                 weight = _groups(weight, groups)
             else:
                 return weight.dequantize()[:, inverse]
-        return _int8(weight) if self.unlike else weight
+        if not self.unlike:
+            return weight
+        from clover_local.checkpoint.regroup import as_int8
+
+        return as_int8(weight, group_size=_UNLIKE_GROUP)
 
     def _changed(self, tensor: Tensor) -> Tensor:
         import torch
@@ -127,17 +131,3 @@ def _groups(weight: PackedWeight, order: Tensor) -> PackedWeight:
         scale=weight.scale[:, order],
         minimum=None if weight.minimum is None else weight.minimum[:, order],
     )
-
-
-def _int8(weight: PackedWeight) -> PackedWeight:
-    """The nearest INT8 in groups of 32, by the largest number of each."""
-    import torch
-
-    from clover_local.kernels.int4 import pack
-    from clover_local.kernels.packed import PackedWeight
-
-    groups = torch.unflatten(weight.dequantize(), 1, (-1, _UNLIKE_GROUP))
-    scale = groups.abs().amax(-1) / 127
-    divisor = scale.masked_fill(scale == 0, 1)[..., None]
-    values = (groups / divisor).round().clamp(-127, 127).char().flatten(1)
-    return PackedWeight(pack(values, 8), scale, None, 8, _UNLIKE_GROUP)
