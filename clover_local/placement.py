@@ -152,7 +152,8 @@ def place(
         slots=options.expert_slots,
     )
     number_bytes = 4 if dtype == "float32" else 2
-    plan = make_plan(from_summary(config, summarize(checkpoint), number_bytes=number_bytes), budget)
+    summary = summarize(checkpoint, device=device)
+    plan = make_plan(from_summary(config, summary, number_bytes=number_bytes), budget)
     plan.require_fit()
     return Placement(device, dtype, plan.context, plan, options)
 

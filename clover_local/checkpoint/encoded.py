@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Protocol, runtime_checkable
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from clover_local.checkpoint.packed import PackedFormat
     from clover_local.kernels.packed import Weight
 
 
@@ -29,6 +30,11 @@ class Encoded(Protocol):
 
     @property
     def nbytes(self) -> int: ...
+
+    @property
+    def format(self) -> PackedFormat | None:
+        """That of the weight; None where it is plain."""
+        ...
 
     def decode(self, content: Tensor) -> Weight:
         """The weight, in the shape of its target, from its bytes (uint8)."""

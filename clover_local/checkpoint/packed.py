@@ -29,6 +29,7 @@ PARTS = (WORDS, SCALE, SHAPE, ZERO_POINT, MINIMUM)
 BITS = (4, 8)
 WORD_BITS = 32
 FLOAT_DTYPES = ("BF16", "F16", "F32")
+GPU_GROUP = 32  # the smallest group that the GPU's kernels take
 
 
 class Misfit(ValueError):
@@ -43,6 +44,13 @@ class PackedFormat:
     group_size: int
     symmetric: bool
     scale_dtype: str
+
+
+def format_on(layout: PackedFormat, device: str) -> PackedFormat:
+    """The format as it runs on `cpu` or `cuda`, where `regroup.py` may make another."""
+    if device == "cpu" or layout.group_size % GPU_GROUP == 0:
+        return layout
+    return PackedFormat(8, GPU_GROUP, symmetric=True, scale_dtype="F32")
 
 
 @dataclass(frozen=True)

@@ -2,10 +2,9 @@
 
 import torch
 
+from clover_local.checkpoint.packed import GPU_GROUP
 from clover_local.kernels.int4 import pack
 from clover_local.kernels.packed import PackedWeight
-
-GPU_GROUP = 32  # the smallest group that the GPU's kernels take
 
 
 def as_int8(weight: PackedWeight, *, group_size: int) -> PackedWeight:

@@ -12,14 +12,21 @@ from math import prod
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from clover_local.checkpoint.packed import PackedInfo
+from clover_local.checkpoint.packed import PackedFormat, PackedInfo, format_on
 from clover_local.checkpoint.parameters import EMBEDDING, HEAD
 from clover_local.checkpoint.placements import Checkpoint, Placement
-from clover_local.checkpoint.shards import FORMAT_VERSION, INDEX_NAME, VERSION_KEY
+from clover_local.checkpoint.shards import (
+    FORMAT_VERSION,
+    INDEX_NAME,
+    ITEM_BYTES,
+    VERSION_KEY,
+    TensorInfo,
+)
 from clover_local.errors import ConfigError
 from clover_local.files import Reader, as_flag, as_object, as_size, as_text, read_json_object
 
 SUMMARY_NAME = "clover-summary.json"
+_MINIMUM_BYTES = 4
 PARTS = ("experts", "trunk", "head", "embedding", "diffusion")
 
 
@@ -111,13 +118,17 @@ def bits_per_weight(groups: tuple[Group, ...]) -> float:
     return 8 * sum(group.bytes for group in groups) / numbers if numbers else 0.0
 
 
-def summarize(checkpoint: Checkpoint) -> Summary:
-    """Counts what the headers say."""
+def summarize(checkpoint: Checkpoint, *, device: str | None = None) -> Summary:
+    """Counts what the headers say.
+
+    With a device (`cpu`, `cuda`) matrices in a foreign encoding count as what they become there.
+    """
     parts: dict[str, dict[_Format, Counter[str]]] = {part: {} for part in PARTS}
     for placement in checkpoint.placements:
-        count = parts[_part(placement)].setdefault(_format(placement), Counter())
+        form = _format(placement, device)
+        count = parts[_part(placement)].setdefault(form, Counter())
         count["numbers"] += prod(placement.target.shape)
-        count["bytes"] += placement.tensor.nbytes
+        count["bytes"] += sum(_bytes(placement, device))
     groups = {
         part: tuple(
             Group(*form, numbers=count["numbers"], bytes=count["bytes"])
@@ -126,7 +137,7 @@ def summarize(checkpoint: Checkpoint) -> Summary:
         for part, formats in parts.items()
     }
     shards = tuple(ShardSize(shard.path.name, shard.nbytes) for shard in checkpoint.shards)
-    return Summary(**groups, records=_records(checkpoint), shards=shards)
+    return Summary(**groups, records=_records(checkpoint, device), shards=shards)
 
 
 def read_summary(folder: Path) -> Summary | None:
@@ -184,12 +195,36 @@ class _Format(NamedTuple):
     symmetric: bool
 
 
-def _format(placement: Placement) -> _Format:
-    tensor = placement.tensor
+def _format(placement: Placement, device: str | None) -> _Format:
+    tensor, layout = placement.tensor, _becomes(placement, device)
     if isinstance(tensor, PackedInfo):
         layout = tensor.format
-        return _Format(f"INT{layout.bits}", layout.group_size, layout.symmetric)
-    return _Format(tensor.dtype, None, True)
+    elif layout is None:
+        return _Format(tensor.dtype, None, True)
+    return _Format(f"INT{layout.bits}", layout.group_size, layout.symmetric)
+
+
+def _becomes(placement: Placement, device: str | None) -> PackedFormat | None:
+    """The packed format that a matrix in a foreign encoding has on a device."""
+    tensor = placement.tensor
+    if device is None or isinstance(tensor, TensorInfo | PackedInfo) or tensor.format is None:
+        return None
+    return format_on(tensor.format, device)
+
+
+def _bytes(placement: Placement, device: str | None) -> tuple[int, int]:
+    """Those of a record (words and scale, or plain numbers), and what comes besides."""
+    tensor = placement.tensor
+    if isinstance(tensor, PackedInfo):
+        record = tensor.words.nbytes + tensor.scale.nbytes
+        return record, tensor.nbytes - record
+    layout = _becomes(placement, device)
+    if layout is None:
+        return tensor.nbytes, 0
+    numbers = prod(placement.target.shape)
+    groups = numbers // layout.group_size
+    scales = groups * ITEM_BYTES[layout.scale_dtype]
+    return numbers * layout.bits // 8 + scales, 0 if layout.symmetric else groups * _MINIMUM_BYTES
 
 
 def _part(placement: Placement) -> str:
@@ -201,17 +236,15 @@ def _part(placement: Placement) -> str:
     return {HEAD: "head", EMBEDDING: "embedding"}.get(target.name, "trunk")
 
 
-def _records(checkpoint: Checkpoint) -> tuple[tuple[RecordSize, ...], ...]:
+def _records(checkpoint: Checkpoint, device: str | None) -> tuple[tuple[RecordSize, ...], ...]:
     """The sizes of each layer's records, largest first."""
     layers: dict[int, Counter[int | None]] = {}  # bytes by expert; None: of all that are fused
     fused_experts = 1
     for placement in checkpoint.placements:
-        tensor, target = placement.tensor, placement.target
+        target = placement.target
         if _part(placement) == "experts":
             layer = int(target.name.split(".")[1])
-            nbytes = tensor.nbytes
-            if isinstance(tensor, PackedInfo):
-                nbytes = tensor.words.nbytes + tensor.scale.nbytes
+            nbytes, _ = _bytes(placement, device)
             layers.setdefault(layer, Counter())[target.expert] += nbytes
             fused_experts = target.shape[0] if target.kind.fused else 1
     return tuple(

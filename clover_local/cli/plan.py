@@ -98,8 +98,11 @@ def plan(
     """Show what of MODEL fits on a card, and the speed to expect; needs no weights."""
     target = find_target(gpu=gpu, gpu_memory=gpu_memory, ram=ram, link=link, bandwidth=bandwidth)
     folder = locate(model, files=DESCRIPTION_FILES)
-    config = read_model_config(folder)
-    source = _source(folder, config, profile)
+    if folder.is_file():
+        config, source = _gguf_source(folder, profile)
+    else:
+        config = read_model_config(folder)
+        source = _source(folder, config, profile)
     most = config.max_position_embeddings
     if context is not None:
         check_context(context, config)
@@ -123,6 +126,18 @@ def plan(
     made.require_fit()
     for line in () if as_json else made.advice:
         console.note(f"note: {line}")
+
+
+def _gguf_source(path: Path, profile: str | None) -> tuple[ModelConfig, Source]:
+    """The model in a .gguf file, as it runs on a card."""
+    from clover_local.gguf.load import opened  # late: `--help` need not wait for numpy
+
+    if profile is not None:
+        raise SettingsError(f"--profile {profile} is for checkpoints in folders: leave it out")
+    config, _, checkpoint = opened.match(*opened.read_files(path))
+    checkpoint.require_fit()
+    summary = summarize(checkpoint, device="cuda")
+    return config, Source(from_summary(config, summary), _labels(summary))
 
 
 def _source(folder: Path, config: ModelConfig, profile: str | None) -> Source:

@@ -7,16 +7,18 @@ integer zero points minima, while they are read.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from clover_local.checkpoint.packed import PackedInfo
+from clover_local.checkpoint.encoded import Encoded
+from clover_local.checkpoint.packed import format_on
 from clover_local.checkpoint.parameters import DOWN, GATE_UP
 from clover_local.checkpoint.placements import Checkpoint, Placement
 from clover_local.checkpoint.read import TORCH_DTYPES
+from clover_local.checkpoint.regroup import for_device
 from clover_local.checkpoint.shards import TensorInfo
 from clover_local.checkpoint.zero_points import packed_minimum
 from clover_local.config import ModelConfig
@@ -31,6 +33,7 @@ from clover_local.experts.record import (
 )
 from clover_local.kernels import dispatch
 from clover_local.kernels.gpu.experts.record import MatrixFormat
+from clover_local.kernels.packed import PackedWeight
 
 Key = tuple[int, int]
 """Layer and expert."""
@@ -64,6 +67,14 @@ class _Run:
     start: int
     nbytes: int
     at: int
+
+
+@dataclass(frozen=True)
+class _Decoded:
+    """Fields of a matrix in a foreign encoding, each from its row in what that decodes to."""
+
+    tensor: Encoded
+    fields: tuple[tuple[Field, int], ...]
 
 
 @dataclass(frozen=True)
@@ -103,7 +114,8 @@ class ExpertStore:
         self._dtype = dtype
         self._reader = reader or Files(shard.path for shard in checkpoint.shards)
         self._number = {shard.path: number for number, shard in enumerate(checkpoint.shards)}
-        self._steps: dict[Key, tuple[_Run | _Made, ...]] = {}
+        self._steps: dict[Key, tuple[_Run | _Made | _Decoded, ...]] = {}
+        self._device = torch.device(device)
         on_gpu = dispatch.on_gpu(torch.empty(0, device=device))
         self._layouts = [self._layer_layouts(layer, on_gpu) for layer in range(self.num_layers)]
 
@@ -129,6 +141,9 @@ class ExpertStore:
     def place_in_files(self, layer: int, expert: int) -> tuple[int, int]:
         """For sorting: experts in this order are read from front to back."""
         first = self._layouts[layer][expert].fields[0]
+        tensor = self._placements(layer, expert)[first.matrix][0].tensor
+        if isinstance(tensor, Encoded):
+            return self._number[tensor.shard], tensor.start
         source = _source(*self._placements(layer, expert)[first.matrix], first)
         assert isinstance(source, _Bytes)  # values are in the files as they are
         return self._number[source.path], source.start
@@ -149,6 +164,8 @@ class ExpertStore:
             if isinstance(step, _Run):
                 part = memory[step.at : step.at + step.nbytes]
                 self._reader.read(step.path, step.start, into=part)
+            elif isinstance(step, _Decoded):
+                self._decode(step, into)
             elif isinstance(step.source, _Bytes):
                 step.field.of(into).copy_(self._content(step.source).view(step.field.shape))
             else:
@@ -156,6 +173,21 @@ class ExpertStore:
                 scale = self._content(step.source.scale)
                 minimum = packed_minimum(zero_points, scale, bits=step.source.bits)
                 step.field.of(into).copy_(minimum)
+
+    def _decode(self, step: _Decoded, into: Tensor) -> None:
+        tensor = step.tensor
+        content = torch.empty(tensor.nbytes, dtype=torch.uint8)
+        self._reader.read(tensor.shard, tensor.start, into=content.numpy().data)
+        weight = tensor.decode(content)
+        if isinstance(weight, PackedWeight):
+            weight = for_device(weight, self._device)
+            parts = {"values": weight.data, "scale": weight.scale, "minimum": weight.minimum}
+        else:
+            parts = {"values": weight}
+        for field, row in step.fields:
+            part = parts[field.part]
+            assert part is not None
+            field.of(into).copy_(part[row : row + field.shape[0]])
 
     def _content(self, source: _Bytes) -> Tensor:
         content = torch.empty(source.nbytes, dtype=torch.uint8)
@@ -179,9 +211,11 @@ class ExpertStore:
 
     def _matrix_format(self, placement: Placement) -> MatrixFormat | torch.dtype:
         tensor = placement.tensor
-        if not isinstance(tensor, PackedInfo):
+        if isinstance(tensor, TensorInfo) or tensor.format is None:
             return self._dtype
         layout = tensor.format
+        if isinstance(tensor, Encoded):
+            layout = format_on(layout, self._device.type)
         scale = TORCH_DTYPES[layout.scale_dtype]
         return MatrixFormat(layout.bits, layout.group_size, scale, not layout.symmetric)
 
@@ -200,28 +234,37 @@ class ExpertStore:
                 "up": (gate_up, first + self._inner),
                 "down": (down, self.hidden * expert),
             }
-        gate, up = parts[GATE_UP.format(layer=layer), expert]
+        gate, *rest = parts[GATE_UP.format(layer=layer), expert]
+        up = (rest[0], 0) if rest else (gate, self._inner)
         (down,) = parts[DOWN.format(layer=layer), expert]
-        return {"gate": (gate, 0), "up": (up, 0), "down": (down, 0)}
+        return {"gate": (gate, 0), "up": up, "down": (down, 0)}
 
-    def _steps_of(self, layer: int, expert: int) -> tuple[_Run | _Made, ...]:
+    def _steps_of(self, layer: int, expert: int) -> tuple[_Run | _Made | _Decoded, ...]:
         if (layer, expert) not in self._steps:
             placements = self._placements(layer, expert)
-            steps: list[_Run | _Made] = []
+            steps: list[_Run | _Made | _Decoded] = []
+            encoded: dict[int, _Decoded] = {}
             for field in self._layouts[layer][expert].fields:
+                placement, row = placements[field.matrix]
+                if isinstance(placement.tensor, Encoded):
+                    made = encoded.get(id(placement), _Decoded(placement.tensor, ()))
+                    encoded[id(placement)] = replace(made, fields=(*made.fields, (field, row)))
+                    continue
                 source = _source(*placements[field.matrix], field)
                 if isinstance(source, _ZeroPoints) or source.dtype != field.dtype:
                     steps.append(_Made(field, source))
                 else:
                     _append(steps, _Run(source.path, source.start, source.nbytes, field.start))
-            self._steps[layer, expert] = tuple(steps)
+            self._steps[layer, expert] = (*steps, *encoded.values())
         return self._steps[layer, expert]
 
 
 def _source(placement: Placement, first_row: int, field: Field) -> _Bytes | _ZeroPoints:
     """Where the numbers of a field come from."""
     tensor = placement.tensor
-    if not isinstance(tensor, PackedInfo):
+    if isinstance(tensor, Encoded):
+        raise ValueError(f"{tensor.name} is {tensor.dtype}: it has to be decoded")
+    if isinstance(tensor, TensorInfo):
         row = field.shape[1] * TORCH_DTYPES[tensor.dtype].itemsize
         start, nbytes = tensor.start + first_row * row, field.shape[0] * row
         return _Bytes(tensor.shard, start, nbytes, TORCH_DTYPES[tensor.dtype], field.shape)
@@ -238,7 +281,7 @@ def _whole(tensor: TensorInfo) -> _Bytes:
     return _Bytes(tensor.shard, tensor.start, tensor.nbytes, dtype, tensor.shape)
 
 
-def _append(steps: list[_Run | _Made], run: _Run) -> None:
+def _append(steps: list[_Run | _Made | _Decoded], run: _Run) -> None:
     """Adds a run, to the last one where both follow each other in the file and in the record."""
     last = steps[-1] if steps else None
     if (

@@ -6,6 +6,8 @@ A type's number in files and bytes a block are those of ggml (`ggml.h`). A row i
 
 from dataclasses import dataclass
 
+from clover_local.checkpoint.packed import PackedFormat
+
 
 @dataclass(frozen=True)
 class TensorType:
@@ -66,8 +68,18 @@ TYPES_BY_NUMBER = {kind.number: kind for kind in TYPES.values()}
 CLOVER_MOE = "clover-moe"
 ARCHITECTURES = ("qwen35moe", CLOVER_MOE)  # one graph: llama.cpp's name, and its makers' newer one
 PLAIN_TYPES = ("F32", "F16", "BF16")  # a number is a float, not an integer with a scale
-DECODED = (  # those that the runtime runs, by the rules in `load/decode.py`
-    *PLAIN_TYPES,
-    *("Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K"),
-    *("IQ4_NL", "IQ4_XS"),
-)
+PACKED_FORMATS = {  # what `load/decode.py` makes of a type
+    "Q8_0": PackedFormat(8, 32, True, "F16"),
+    "Q4_0": PackedFormat(4, 32, True, "F16"),
+    "Q4_1": PackedFormat(4, 32, False, "F16"),
+    "Q5_0": PackedFormat(8, 32, True, "F16"),
+    "Q5_1": PackedFormat(8, 32, False, "F16"),
+    "Q2_K": PackedFormat(4, 16, False, "F32"),
+    "Q3_K": PackedFormat(4, 16, True, "F32"),
+    "Q4_K": PackedFormat(4, 32, False, "F32"),
+    "Q5_K": PackedFormat(8, 32, False, "F32"),
+    "Q6_K": PackedFormat(8, 16, True, "F32"),
+    "IQ4_NL": PackedFormat(8, 32, True, "F16"),
+    "IQ4_XS": PackedFormat(8, 32, True, "F32"),
+}
+DECODED = (*PLAIN_TYPES, *PACKED_FORMATS)

@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from clover_local.checkpoint.packed import PackedFormat
 from clover_local.gguf.tensors import Heads, Value
-from clover_local.gguf.types import TensorType
+from clover_local.gguf.types import PACKED_FORMATS, TensorType
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -46,6 +47,18 @@ class GgufMatrix:
         """The type's name."""
         return self.type.name
 
+    @property
+    def format(self) -> PackedFormat | None:
+        """The format that `decode` gives; None where that is plain."""
+        layout = PACKED_FORMATS.get(self.type.name)
+        if layout is None or self.plain:
+            return None
+        if self.heads is Heads.COLUMNS and self.order is not None:
+            inverse = np.argsort(self.order)
+            if _group_order(inverse, layout.group_size) is None:
+                return None
+        return PackedFormat(8, _UNLIKE_GROUP, True, "F32") if self.unlike else layout
+
     def decode(self, content: Tensor) -> Weight:
         """The parameter from its bytes."""
         import torch
@@ -60,13 +73,13 @@ class GgufMatrix:
         if self.plain:
             return self._changed(weight.dequantize().view(self.shape))
         if self.order is not None:
-            inverse = torch.from_numpy(np.argsort(self.order))
+            inverse = np.argsort(self.order)
             if self.heads is not Heads.COLUMNS:
-                weight = _rows(weight, inverse)
+                weight = _rows(weight, torch.from_numpy(inverse))
             elif (groups := _group_order(inverse, weight.group_size)) is not None:
-                weight = _groups(weight, groups)
+                weight = _groups(weight, torch.from_numpy(groups))
             else:
-                return weight.dequantize()[:, inverse]
+                return weight.dequantize()[:, torch.from_numpy(inverse)]
         if not self.unlike:
             return weight
         from clover_local.checkpoint.regroup import as_int8
@@ -109,15 +122,13 @@ def _rows(weight: PackedWeight, order: Tensor) -> PackedWeight:
     )
 
 
-def _group_order(order: Tensor, size: int) -> Tensor | None:
+def _group_order(order: NDArray[np.int64], size: int) -> NDArray[np.int64] | None:
     """The order of whole groups that `order` of columns is; None where it cuts one."""
-    import torch
-
     if len(order) % size:
         return None
-    groups = order.view(-1, size)
+    groups = order.reshape(-1, size)
     first = groups[:, 0]
-    whole = torch.equal(groups, first[:, None] + torch.arange(size)) and not (first % size).any()
+    whole = np.array_equal(groups, first[:, None] + np.arange(size)) and not (first % size).any()
     return first // size if whole else None
 
 

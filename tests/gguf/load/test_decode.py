@@ -5,27 +5,13 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
+from clover_local.checkpoint.read import TORCH_DTYPES
 from clover_local.gguf.export.ggml import find_ggml
 from clover_local.gguf.export.plain import encode_q4_0, encode_q8_0
 from clover_local.gguf.load.decode import decode
-from clover_local.gguf.types import DECODED, PLAIN_TYPES, TYPES
+from clover_local.gguf.types import DECODED, PACKED_FORMATS, PLAIN_TYPES, TYPES
 from clover_local.kernels.int4 import unpack
 from clover_local.kernels.packed import PackedWeight
-
-FORMATS = {
-    "Q8_0": (8, 32, False),
-    "Q4_0": (4, 32, False),
-    "Q4_1": (4, 32, True),
-    "Q5_0": (8, 32, False),
-    "Q5_1": (8, 32, True),
-    "Q2_K": (4, 16, True),
-    "Q3_K": (4, 16, False),
-    "Q4_K": (4, 32, True),
-    "Q5_K": (8, 32, True),
-    "Q6_K": (8, 16, False),
-    "IQ4_NL": (8, 32, False),
-    "IQ4_XS": (8, 32, False),
-}
 
 
 def random_blocks(name: str, rows: int = 7, columns: int = 768) -> NDArray[np.uint8]:
@@ -42,13 +28,16 @@ def random_blocks(name: str, rows: int = 7, columns: int = 768) -> NDArray[np.ui
     return blocks.reshape(rows, -1)
 
 
-@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("name", PACKED_FORMATS)
 def test_any_blocks_decode_to_the_numbers_of_gguf_py(name: str) -> None:
     gguf = pytest.importorskip("gguf")
     blocks = random_blocks(name)
     weight = decode(torch.from_numpy(blocks.reshape(-1)), TYPES[name], (7, 768))
     assert isinstance(weight, PackedWeight)
-    assert (weight.bits, weight.group_size, weight.minimum is not None) == FORMATS[name]
+    found = (weight.bits, weight.group_size, weight.minimum is None, weight.scale.dtype)
+    layout = PACKED_FORMATS[name]
+    scale = TORCH_DTYPES[layout.scale_dtype]
+    assert found == (layout.bits, layout.group_size, layout.symmetric, scale)
     theirs = gguf.quants.dequantize(blocks, gguf.GGMLQuantizationType[name])
     ours = weight.dequantize().numpy()
     # Both round d * q + m to float32 once or twice: the last bit of the larger may differ.
@@ -58,7 +47,7 @@ def test_any_blocks_decode_to_the_numbers_of_gguf_py(name: str) -> None:
 
 
 @pytest.mark.skipif(find_ggml() is None, reason="libggml-python is not installed")
-@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("name", PACKED_FORMATS)
 def test_quantized_rows_come_back_near_what_they_were(name: str) -> None:
     ggml = find_ggml()
     assert ggml is not None
@@ -98,6 +87,6 @@ def test_plain_types_are_views(name: str) -> None:
 
 
 def test_other_types_are_refused_by_name() -> None:
-    assert set(DECODED) == {*FORMATS, *PLAIN_TYPES}
+    assert set(DECODED) == {*PACKED_FORMATS, *PLAIN_TYPES}
     with pytest.raises(ValueError, match="MXFP4 is none of F32"):
         decode(torch.zeros(17, dtype=torch.uint8), TYPES["MXFP4"], (1, 32))
