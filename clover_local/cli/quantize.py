@@ -21,7 +21,7 @@ from clover_local.quant.profiles import Choices
 
 if TYPE_CHECKING:
     from clover_local.quant.pipeline.run import Listener, Outcome
-    from clover_local.quant.pipeline.source import ForeignSource, PlainSource
+    from clover_local.quant.pipeline.source import ForeignSource, GgufSource, PlainSource
     from clover_local.quant.report import LayerReport
 
 DestinationArg = Annotated[
@@ -92,7 +92,7 @@ def quantize(
     quiet: QuietOpt = False,
 ) -> None:
     """Quantize MODEL to INT4 in the folder DEST; the same command continues after a stop."""
-    from clover_local.quant.pipeline.source import ForeignSource, open_source
+    from clover_local.quant.pipeline.source import ForeignSource, GgufSource, open_source
     from clover_local.session import check_device
 
     started = time.monotonic()
@@ -115,7 +115,7 @@ def quantize(
         console.note(f"note: {note}")
     request = _Request(destination, choices, place.type, calibration, limit, _given(call))
     with _listening(opened.config.num_hidden_layers) as listener:
-        if isinstance(opened, ForeignSource):
+        if isinstance(opened, ForeignSource | GgufSource):
             outcome = _import(opened, request, listener)
         else:
             outcome = _quantize(opened, request, listener)
@@ -159,7 +159,7 @@ def _quantize(source: PlainSource, request: _Request, listener: Listener) -> Out
     )
 
 
-def _import(source: ForeignSource, request: _Request, listener: Listener) -> Outcome:
+def _import(source: ForeignSource | GgufSource, request: _Request, listener: Listener) -> Outcome:
     from clover_local.quant.pipeline import run
 
     console.note(f"note: weights quantized by {source.method} are imported as they are")

@@ -28,7 +28,7 @@ from clover_local.quant.pipeline.layer import Calibration
 from clover_local.quant.pipeline.manifest import Manifest, arguments_of, hash_files
 from clover_local.quant.pipeline.rows import RowFiles
 from clover_local.quant.pipeline.shards import layer_tensors, outer_tensors
-from clover_local.quant.pipeline.source import ForeignSource, PlainSource, Source
+from clover_local.quant.pipeline.source import ForeignSource, GgufSource, PlainSource, Source
 from clover_local.quant.pipeline.work import Importing, Quantizing, Work
 from clover_local.quant.pipeline.work_folder import REPORT_NAME, WorkFolder, check_apart
 from clover_local.quant.profiles import Recipe
@@ -106,7 +106,7 @@ def quantize(
 
 
 def import_quantized(
-    source: ForeignSource,
+    source: ForeignSource | GgufSource,
     destination: Path,
     *,
     memory: int = DEFAULT_LIMIT,

@@ -150,6 +150,12 @@ class PlainSource(Source):
         return [placement.tensor.name for placement in placements]
 
 
+class GgufSource(PlainSource):
+    """A .gguf file of quantized weights."""
+
+    method = "gguf"
+
+
 class ForeignSource(Source):
     """Weights that another program has quantized."""
 
@@ -202,7 +208,7 @@ class ForeignSource(Source):
         ]
 
 
-def open_source(name: str) -> PlainSource | ForeignSource:
+def open_source(name: str) -> PlainSource | ForeignSource | GgufSource:
     """Finds `name` (`demo`, a folder, or a hub id) and reads all but the weights.
 
     Raises:
@@ -230,12 +236,7 @@ def open_source(name: str) -> PlainSource | ForeignSource:
 def _open_gguf(name: str) -> PlainSource:
     opened = open_model(name)
     packed = {tensor.dtype for tensor in opened.checkpoint.tensors.values()} - {*FLOAT_DTYPES}
-    if packed:
-        raise CheckpointError(
-            f"{name} is already quantized ({', '.join(sorted(packed))}): pass an unquantized file, "
-            "or the checkpoint that it was made from"
-        )
-    return PlainSource(opened)
+    return GgufSource(opened) if packed else PlainSource(opened)
 
 
 def is_finite(tensor: Tensor) -> bool:

@@ -20,7 +20,7 @@ from clover_local.quant.pipeline.layer import (
 )
 from clover_local.quant.pipeline.rows import RowFiles
 from clover_local.quant.pipeline.shards import EMBEDDING, HEAD
-from clover_local.quant.pipeline.source import ForeignSource, PlainSource, Source
+from clover_local.quant.pipeline.source import ForeignSource, GgufSource, PlainSource, Source
 from clover_local.quant.profiles import AS_SOURCE, Recipe
 from clover_local.quant.report import ExpertReport, LayerReport, TensorReport
 
@@ -112,7 +112,7 @@ class Quantizing:
 class Importing:
     """Quantized weights as they are: no calibration, no rounding, no comparison."""
 
-    def __init__(self, source: ForeignSource) -> None:
+    def __init__(self, source: ForeignSource | GgufSource) -> None:
         self.source = source
 
     def outer(self, rows: RowFiles) -> tuple[dict[str, Weight], TensorReport]:

@@ -8,13 +8,15 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from clover_local.checkpoint.load import load_parameters
 from clover_local.config import read_generation_config, read_model_config
-from clover_local.errors import CheckpointError
+from clover_local.gguf.export.ggml import find_ggml
 from clover_local.gguf.export.mixtures import mixture
 from clover_local.gguf.export.run import export_diffusion, export_gguf, make_plan
 from clover_local.gguf.export.source import Source
-from clover_local.quant.pipeline.run import quantize
-from clover_local.quant.pipeline.source import PlainSource, open_source
+from clover_local.kernels.packed import PackedWeight, Weight
+from clover_local.quant.pipeline.run import import_quantized, quantize
+from clover_local.quant.pipeline.source import GgufSource, PlainSource, open_source
 from clover_local.session import open_model
 from tests.quant.pipeline.conftest import MEMORY, QUIET, TEXT, MakeRecipe
 
@@ -83,6 +85,28 @@ def test_an_unquantized_file_gives_the_checkpoint_that_its_source_gives(
     assert json.loads((from_file / "config.json").read_text())["model_type"] == "clover_moe"
 
 
-def test_a_quantized_file_is_refused(export: Export) -> None:
-    with pytest.raises(CheckpointError, match=r"already quantized \(Q8_0\)"):
-        open_source(str(export("Q8_0")))
+def weights(folder: str, name: str) -> list[torch.Tensor]:
+    opened = open_model(folder)
+    loaded = load_parameters(opened.checkpoint, opened.config)
+    found: list[Weight] = [*loaded.experts[2].gate_up, *loaded.experts[2].down]
+    found.append(loaded.parameters[name])
+    return [each.dequantize() if isinstance(each, PackedWeight) else each for each in found]
+
+
+@pytest.mark.parametrize("file_type", ["Q8_0", "Q4_K_M"])
+def test_a_quantized_file_is_imported_as_it_is(
+    file_type: str, export: Export, tmp_path: Path
+) -> None:
+    if find_ggml() is None and file_type == "Q4_K_M":
+        pytest.skip("libggml-python is not installed")
+    path = str(export(file_type))
+    source = open_source(path)
+    assert isinstance(source, GgufSource)
+    destination = tmp_path / "imported"
+    import_quantized(source, destination, memory=MEMORY, listener=QUIET)
+    for name in ("lm_head.weight", "layers.0.linear_attn.out_proj.weight", "norm.weight"):
+        pairs = zip(weights(path, name), weights(str(destination), name), strict=True)
+        assert all(torch.equal(ours, theirs) for ours, theirs in pairs)
+    opened = open_model(str(destination))
+    assert opened.checkpoint.has_diffusion
+    assert opened.config.eos_token_id == (507, 506)
