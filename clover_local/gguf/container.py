@@ -29,7 +29,6 @@ VERSIONS = (2, 3)  # they differ in nothing that a little-endian reader sees
 ALIGNMENT_KEY = "general.alignment"
 DEFAULT_ALIGNMENT = 32
 MOST_DIMENSIONS = 4
-LONGEST_KEY = 65_535
 
 STRING = 8
 ARRAY = 9

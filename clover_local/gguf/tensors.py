@@ -16,7 +16,7 @@ from enum import Enum, auto
 import numpy as np
 from numpy.typing import NDArray
 
-from clover_local.checkpoint.parameters import DOWN, EMBEDDING, EXPERT, GATE_UP, HEAD, PARAMETERS
+from clover_local.checkpoint.parameters import EMBEDDING, EXPERT, GATE_UP, HEAD, PARAMETERS
 from clover_local.config import ModelConfig
 
 FUSED_GATE_UP = "blk.{layer}.ffn_gate_up_exps.weight"  # some files have it instead of two
@@ -56,11 +56,6 @@ class Entry:
     def of_experts(self) -> bool:
         """Whether it holds a matrix of every expert."""
         return bool(PARAMETERS[self.parameter].rows_of)
-
-    @property
-    def of_layer(self) -> bool:
-        """Whether layers have it."""
-        return bool(PARAMETERS[self.parameter].layers)
 
     def shape(self, config: ModelConfig) -> Shape:
         """Slowest first; the shared expert's gate is a vector here."""
@@ -180,8 +175,3 @@ def fused_gate_up(config: ModelConfig, layer: int) -> tuple[str, Shape]:
     """Name and shape of the tensor that may stand for an expert's gate and up together."""
     shape = PARAMETERS[GATE_UP].shape(config)
     return FUSED_GATE_UP.format(layer=layer), shape
-
-
-def is_down(named: NamedEntry) -> bool:
-    """Whether it holds the experts' second matrices."""
-    return PARAMETERS[named.entry.parameter].rows_of == DOWN

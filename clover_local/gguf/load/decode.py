@@ -21,7 +21,6 @@ from clover_local.kernels.packed import PackedWeight, Weight
 
 _PLAIN = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 _IQ4 = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
-_SUPER = 256  # numbers in a block of the K types
 
 Blocks = Tensor
 """uint8 [rows, blocks, bytes of a block]."""
