@@ -60,8 +60,8 @@ def _int8(stored: Tensor, scale: Tensor, *, minimum: Tensor | None = None) -> Pa
 
 def _int4(stored: Tensor, scale: Tensor, *, minimum: Tensor | None = None) -> PackedWeight:
     """From stored 0 .. 15 [rows, groups, group size] and scales [rows, groups]."""
-    pairs = stored[..., 0::2] | stored[..., 1::2] << 4
-    data = pairs.flatten(1).view(torch.int32)
+    pairs = stored.contiguous().view(torch.int16)  # the second of two is the high byte
+    data = (pairs | pairs >> 4).to(torch.uint8).flatten(1).view(torch.int32)
     return PackedWeight(data, scale.contiguous(), _minimum(minimum), 4, stored.shape[-1])
 
 
