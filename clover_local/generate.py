@@ -18,9 +18,9 @@ from clover_local.decoding.run import Mode, Model, Run
 from clover_local.decoding.settings import Settings
 from clover_local.decoding.trace import Trace, header_record
 from clover_local.errors import ContextError, SettingsError
+from clover_local.memory.workspace import PREFILL_ROWS
 
 _MODES: dict[str, Mode] = {"denoise": Denoise(), "ar": Autoregressive()}
-PREFILL_ROWS = 512
 
 EventStream = abc.Generator[Event, None, None]
 """The events of one answer; `close()` cancels it."""

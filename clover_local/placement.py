@@ -18,6 +18,7 @@ from clover_local.memory import machine
 from clover_local.memory.model_bytes import from_summary
 from clover_local.memory.parts import Budget, Plan
 from clover_local.memory.planner import plan as make_plan
+from clover_local.memory.workspace import PREFILL_ROWS
 from clover_local.residency.names import DEFAULT_POLICY, POLICY_NAMES
 
 if TYPE_CHECKING:
@@ -147,6 +148,7 @@ def place(
         host=UNLIMITED if host is None or device == "cpu" else host,
         context=context or min(PLANNED_CONTEXT, most),
         pin_limit=options.pin_limit,
+        prefill_rows=PREFILL_ROWS if device == "cpu" else None,
         cuda=device == "cuda",
         embedding_on_host=device == "cuda",
         slots=options.expert_slots,

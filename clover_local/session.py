@@ -181,8 +181,9 @@ def load(
 
     import torch
 
-    from clover_local.generate import PREFILL_ROWS, Generator
+    from clover_local.generate import Generator
     from clover_local.kernels import dispatch
+    from clover_local.memory.workspace import PREFILL_ROWS
     from clover_local.model.graphs import GraphedClover
 
     plan, where = placement.plan, torch.device(placement.device)

@@ -74,6 +74,20 @@ def test_text_is_that_of_resident_experts(
     assert result.cache.misses == stats.total.misses == stats.copied.records
 
 
+@pytest.mark.parametrize("memory", [{"expert_slots": 9}, {"device_bytes": 30_000_000}])
+def test_a_long_prompt_is_cut_as_with_resident_experts(
+    memory: dict[str, int], golden_folder: Path
+) -> None:
+    opened = open_model(str(golden_folder))
+    settings = resolve(opened.config, opened.generation, {}).settings
+    resident, planned = (
+        load(opened, settings, device="cpu", context=8192, memory=MemoryOptions(**given))
+        for given in ({}, memory)
+    )
+    assert planned.placement.plan is not None
+    assert planned.generator.prefill_rows == resident.generator.prefill_rows
+
+
 @pytest.mark.parametrize("policy", [name for name in POLICY_NAMES if name != "static"])
 def test_text_is_the_same_for_every_policy(
     policy: str, golden_folder: Path, expected: Mapping[tuple[str, str], Any]

@@ -88,7 +88,7 @@ def test_as_many_experts_are_there_as_was_asked_for(opened: OpenModel, slots: in
         (MemoryOptions(policy="static"), r"pass --expert-profile FILE"),
         (MemoryOptions(device_bytes=MIB), r"does not fit into 1\.05 MB.*--gpu-memory"),
         (
-            MemoryOptions(device_bytes=5 * MIB, expert_slots=31),
+            MemoryOptions(device_bytes=4 * MIB, expert_slots=31),
             r"31 expert slots do not fit.*fewer --expert-slots",
         ),
     ],

@@ -26,6 +26,8 @@ SPAN_ROWS, CHUNK_ROWS = 512, 32
 """Of the delta rule by chunks (`kernels/gpu/delta/gated_delta_chunked.py`)."""
 PREFILL_CHOICES = (2048, 1024, 512, 256)
 """Rows of a prompt that run together: the first that leaves room for the experts."""
+PREFILL_ROWS = 512
+"""On a CPU, with a plan and without: a prompt cut elsewhere is summed in another order."""
 GRAPH_BYTES = 32 * MIB
 """For the graphs themselves, some 600 launches each for a few widths, and partial sums of split-K.
 Assumed: not measured on the card."""
