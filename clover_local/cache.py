@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from clover_local.config import ModelConfig
-from clover_local.kernels.dispatch import DeltaState, KeysValues
+from clover_local.kernels.dispatch import DeltaRecord, DeltaState, KeysValues
 from clover_local.memory.parts import CHECKPOINTS
 
 FIRST_ROWS = 256
@@ -52,6 +52,15 @@ class StateView:
     length: Tensor  # [1] int32, committed tokens
     keys_values: dict[int, KeysValues]  # by attention layer
     delta: tuple[DeltaState, ...]  # per GDN layer
+
+
+@dataclass(frozen=True, eq=False)
+class VerifyRecord:
+    """Rows behind the committed ones whose keys and values are written, but do not count yet."""
+
+    before: Committed  # where they started
+    tokens: tuple[int, ...]
+    delta: tuple[DeltaRecord, ...]  # per GDN layer
 
 
 @dataclass(frozen=True)

@@ -26,6 +26,7 @@ from clover_local.kernels.block_attention import AttentionRows, KeysValues
 from clover_local.kernels.choice import check_choice, on_gpu
 from clover_local.kernels.experts import ExpertMatrices, expert_mlp
 from clover_local.kernels.gated_delta_commit import (
+    DeltaRecord,
     DeltaState,
     HeadShape,
     MixerWeights,
@@ -47,6 +48,7 @@ if TYPE_CHECKING:
 __all__ = [
     "AnyRouting",
     "AttentionRows",
+    "DeltaRecord",
     "DeltaState",
     "DiffusionWeights",
     "ExpertMatrices",
@@ -70,9 +72,11 @@ __all__ = [
     "linear",
     "mix_commit",
     "mix_preview",
+    "mix_verify",
     "norm_rotary",
     "on_gpu",
     "plain_routing",
+    "replay",
     "rms_norm",
     "rotary_angles",
     "route",
@@ -214,6 +218,28 @@ def mix_commit(
 
         return operators.mix_commit(rows, weights, before=before, into=into)
     return gated_delta_commit.mix_commit(rows, weights, before=before, into=into)
+
+
+def mix_verify(
+    rows: ProjectedRows, weights: MixerWeights, *, before: DeltaState
+) -> tuple[Tensor, DeltaRecord]:
+    """A GDN layer over rows that may not count; see `gated_delta_commit.py`."""
+    if on_gpu(rows.qkv):
+        from clover_local.kernels.gpu import operators
+
+        return operators.mix_verify(rows, weights, before=before)
+    return gated_delta_commit.mix_verify(rows, weights, before=before)
+
+
+def replay(
+    record: DeltaRecord, *, rows: int, before: DeltaState, into: DeltaState | None = None
+) -> DeltaState:
+    """The state after the first rows of a record; see `gated_delta_commit.py`."""
+    if on_gpu(record.k):
+        from clover_local.kernels.gpu import operators
+
+        return operators.replay(record, rows=rows, before=before, into=into)
+    return gated_delta_commit.replay(record, rows=rows, before=before, into=into)
 
 
 def mix_preview(

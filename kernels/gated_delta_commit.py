@@ -3,7 +3,9 @@
 `recurrent` is the definition, a loop over rows. `chunked` computes the same for a chunk of rows at
 once (the WY form of Yang et al., "Gated Delta Networks", 2024, section 3.3). Both are float32 and
 make a new state; the one they were given stays as it was. `mix_commit` is all that a GDN layer does
-between its two projections: convolution, delta rule, gated norm.
+between its two projections: convolution, delta rule, gated norm. `mix_verify` does the same over
+rows that may not count and makes no state, but a record, from which `replay` makes the state after
+the first of them.
 
 T rows; q and k [T, H_k, Dk] with unit length, v [T, H_v, Dv], g and beta [T, H_v], S [H_v, Dk, Dv].
 A key head serves H_v / H_k consecutive value heads.
@@ -66,6 +68,17 @@ class DeltaState:
     conv: Tensor  # [J - 1, C] float32: the last inputs of the convolution
 
 
+@dataclass(frozen=True, eq=False)
+class DeltaRecord:
+    """What a GDN layer keeps of rows that may not count: a state per row would be much larger."""
+
+    inputs: Tensor  # [T, C] any float: of the convolution
+    k: Tensor  # [T, H_k, Dk]
+    v: Tensor  # [T, H_v, Dv]
+    g: Tensor  # [T, H_v]
+    beta: Tensor  # [T, H_v]
+
+
 def mix_commit(
     rows: ProjectedRows,
     weights: MixerWeights,
@@ -95,6 +108,45 @@ def mix_commit(
     into.recurrent.copy_(recurrent)
     into.conv.copy_(conv)
     return normed, into
+
+
+def mix_verify(
+    rows: ProjectedRows, weights: MixerWeights, *, before: DeltaState
+) -> tuple[Tensor, DeltaRecord]:
+    """As `mix_commit`, but with a record of the rows in place of the state after them."""
+    y, _ = causal_conv(rows.qkv, before.conv, taps=weights.taps)
+    q, k, v = split_heads(y, weights.heads)
+    g, beta = log_decay(rows, weights), rows.b.float().sigmoid()
+    out, _ = gated_delta_rule(q, k, v=v, g=g, beta=beta, state=before.recurrent)
+    normed = gated_rms_norm(out, weights.norm, gate=rows.z, eps=weights.eps)
+    return normed, DeltaRecord(rows.qkv, k, v, g, beta)
+
+
+def replay(
+    record: DeltaRecord, *, rows: int, before: DeltaState, into: DeltaState | None = None
+) -> DeltaState:
+    """The state after the first `rows` rows of a record.
+
+    Args:
+        record: of `mix_verify` from `before`.
+        rows: 1 to T.
+        before: the state to start from; stays as it is.
+        into: where the new state goes; new tensors without it.
+    """
+    k, v, g, beta = (x[:rows] for x in (record.k, record.v, record.g, record.beta))
+    _, recurrent = gated_delta_rule(k, k, v=v, g=g, beta=beta, state=before.recurrent)
+    conv = conv_after(record.inputs[:rows], before.conv)
+    if into is None:
+        return DeltaState(recurrent, conv)
+    into.recurrent.copy_(recurrent)
+    into.conv.copy_(conv)
+    return into
+
+
+def conv_after(inputs: Tensor, conv_state: Tensor) -> Tensor:
+    """The conv state [J - 1, C] behind `inputs` [T, C] of the convolution."""
+    kept = len(conv_state)
+    return torch.cat([conv_state, inputs[-kept:].float()])[-kept:]
 
 
 def log_decay(rows: ProjectedRows, weights: MixerWeights) -> Tensor:

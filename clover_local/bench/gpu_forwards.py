@@ -25,8 +25,8 @@ from clover_local.generate import Generator
 from clover_local.kernels import dispatch
 from clover_local.kernels.gpu.sampling import accept
 from clover_local.kernels.gpu.sampling.sample import sample
-from clover_local.model.clover import PassOutput
 from clover_local.model.graphs import GraphedClover
+from clover_local.model.output import PassOutput
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,8 @@ from clover_local.bench.floor import Operator, Rates, operators
 from clover_local.bench.models import expert_weights, random_packed, trunk, widths
 from clover_local.cache import SequenceState
 from clover_local.kernels import dispatch
-from clover_local.model.clover import Clover, PassOutput
+from clover_local.model.clover import Clover
+from clover_local.model.output import PassOutput
 
 CUBE = 2048  # of the reference product
 READ_BYTES = 1 << 29  # of the tensor whose read rate counts

@@ -39,7 +39,7 @@ from clover_local.residency.trace import forward_of, routing_record
 
 
 class ForwardOutput(Protocol):
-    """What a forward returns (see `model.clover.PassOutput`)."""
+    """What a forward returns (see `model.output.PassOutput`)."""
 
     @property
     def logits(self) -> Tensor: ...

@@ -1,53 +1,34 @@
 """The Clover model: one stack of layers, run in two ways.
 
 A commit is causal, predicts the next token, and advances the state. A preview is bidirectional
-within one block, predicts in place, and reads the state only.
+within one block, predicts in place, and reads the state only. A verify is a commit that waits: its
+rows count only once they are accepted, as many of them as are.
 """
 
-from collections.abc import MutableMapping, Sequence
+from collections.abc import Callable, MutableMapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
 from torch import Tensor
 
-from clover_local.cache import SequenceState, StateView
+from clover_local.cache import SequenceState, StateView, VerifyRecord
 from clover_local.config import ModelConfig
-from clover_local.decoding.pick import DeviceBlock
 from clover_local.experts.protocol import Experts
 from clover_local.experts.traffic import OffloadStats
 from clover_local.kernels import dispatch
-from clover_local.kernels.dispatch import DeltaState, MixedExperts
+from clover_local.kernels.dispatch import DeltaRecord, DeltaState, MixedExperts
 from clover_local.kernels.packed import Weight
 from clover_local.model.attention import Angles, Attention
 from clover_local.model.gated_delta_net import GatedDeltaNet, take_diffusion
 from clover_local.model.linear import Linear
 from clover_local.model.moe import MoE, MoEOutput
+from clover_local.model.output import PassOutput, VerifyOutput
 from clover_local.model.take import Take, take_float32
 from clover_local.residency.demand import CommitKind
 
 Logits = Literal["all", "last", "none"]
 """Of which rows of a commit."""
-
-
-@dataclass(frozen=True, eq=False)
-class PassOutput:
-    """What a pass over T rows returns; `rows` are T, or fewer where fewer logits were asked for."""
-
-    logits: Tensor  # [rows, V]: float32, or on a GPU the model's dtype
-    expert_ids: tuple[Tensor, ...]  # per layer [T, A]: -1 where a row used fewer than A experts
-    coreset_masks: tuple[Tensor, ...] = ()  # previews with coresets: per layer [E] bool
-    distinct_experts: Tensor | None = None  # scalar, summed over layers: of a preview on a GPU
-    block: DeviceBlock | None = None  # where a preview read its tokens, if a later one reads there
-
-    @property
-    def coresets(self) -> tuple[Tensor, ...]:
-        """Per layer the experts that the block could use, ascending ids. Waits for the device."""
-        return tuple(mask.nonzero()[:, 0] for mask in self.coreset_masks)
-
-    def of_block(self, block: DeviceBlock) -> "PassOutput":
-        """The same, of a preview that read its tokens from `block`."""
-        return replace(self, block=block)
 
 
 @dataclass(frozen=True, eq=False)
@@ -215,6 +196,60 @@ class Clover:
             self.experts.begin("preview", block=state.length)
             return self.preview_rows(torch.tensor(ids, device=self.device), state.view())
 
+    def verify(self, tokens: Tensor | Sequence[int], state: SequenceState) -> VerifyOutput:
+        """Runs `tokens` as a commit does, but leaves the state where it is.
+
+        Keys and values are written behind the committed rows, where they count for nothing until
+        `accept`; any other pass over `state` that writes rows makes the record worthless.
+
+        Raises:
+            ValueError: as `commit`.
+        """
+        ids = self.checked(tokens, state)
+        with torch.inference_mode():
+            state.reserve(len(ids))
+            rows = torch.tensor(ids, device=self.device)
+            self.experts.begin("commit", block=state.length)
+            output, delta = self.verify_rows(rows, state.view())
+        record = VerifyRecord(state.committed, tuple(ids), tuple(delta))
+        return VerifyOutput(output.logits, output.expert_ids, record=record)
+
+    def accept(
+        self,
+        record: VerifyRecord,
+        rows: int,
+        state: SequenceState,
+        *,
+        into: Sequence[DeltaState] | None = None,
+    ) -> None:
+        """Commits the first `rows` rows of the last verify over `state`.
+
+        The GDN states are replayed from the record; no layer runs again. `into` as in
+        `commit_rows`.
+
+        Raises:
+            ValueError: more rows than were verified, or none; a state that has gone on since.
+        """
+        if not 1 <= rows <= len(record.tokens):
+            raise ValueError(f"{rows} rows to accept of {len(record.tokens)}")
+        if state.committed is not record.before:
+            raise ValueError(
+                f"verified behind {len(record.before.tokens)} tokens; the state, of {state.length},"
+                " is another by now"
+            )
+        delta: list[DeltaState] = []
+        with torch.inference_mode():
+            for number, before in enumerate(state.view().delta):
+                own = None if into is None else into[number]
+                delta.append(
+                    dispatch.replay(record.delta[number], rows=rows, before=before, into=own)
+                )
+        state.advance(
+            record.tokens[:rows],
+            recurrent=[x.recurrent for x in delta],
+            conv=[x.conv for x in delta],
+        )
+
     def commit_rows(
         self,
         ids: Tensor,
@@ -235,24 +270,29 @@ class Clover:
             The output, and the GDN states after the rows.
         """
         delta: list[DeltaState] = []
-        outputs: list[MoEOutput] = []
-        hidden_states, x, angles = self._start(ids, before)
-        for number, layer in enumerate(self.layers):
-            if isinstance(layer.mixer, Attention):
-                mixed = layer.mixer.commit(x, before.keys_values[number], angles=angles)
-            else:
-                gdn = len(delta)
-                mixed, after = layer.mixer.commit(
-                    x, before.delta[gdn], into=None if into is None else into[gdn]
-                )
-                delta.append(after)
-            hidden_states, x = self._add(hidden_states, mixed, layer.post_attention_layernorm)
-            outputs.append(layer.moe.commit(x))
-            hidden_states, x = self._add(
-                hidden_states, outputs[-1].mixed, self._norm_of(number + 1)
-            )
+
+        def mix(mixer: GatedDeltaNet, x: Tensor) -> Tensor:
+            number = len(delta)
+            own = None if into is None else into[number]
+            mixed, after = mixer.commit(x, before.delta[number], into=own)
+            delta.append(after)
+            return mixed
+
+        x, outputs = self._causal(ids, before, mix)
         unwanted = {"all": 0, "last": len(ids) - 1, "none": len(ids)}[logits]
         return self._output(x[unwanted:], outputs), delta
+
+    def verify_rows(self, ids: Tensor, before: StateView) -> tuple[PassOutput, list[DeltaRecord]]:
+        """`verify` without the bookkeeping; arguments as in `commit_rows`."""
+        delta: list[DeltaRecord] = []
+
+        def mix(mixer: GatedDeltaNet, x: Tensor) -> Tensor:
+            mixed, record = mixer.verify(x, before.delta[len(delta)])
+            delta.append(record)
+            return mixed
+
+        x, outputs = self._causal(ids, before, mix)
+        return self._output(x, outputs), delta
 
     def preview_rows(self, ids: Tensor, before: StateView) -> PassOutput:
         """`preview` without the bookkeeping; arguments as in `commit_rows`."""
@@ -290,6 +330,24 @@ class Clover:
                 raise ValueError(f"token id {token}, vocab_size is {self.config.vocab_size}")
         self.prepare(state)
         return ids
+
+    def _causal(
+        self, ids: Tensor, before: StateView, mix: Callable[[GatedDeltaNet, Tensor], Tensor]
+    ) -> tuple[Tensor, list[MoEOutput]]:
+        """All layers over causal rows, the GDN layers by `mix`: rows [T, D] for the head."""
+        outputs: list[MoEOutput] = []
+        hidden_states, x, angles = self._start(ids, before)
+        for number, layer in enumerate(self.layers):
+            if isinstance(layer.mixer, Attention):
+                mixed = layer.mixer.commit(x, before.keys_values[number], angles=angles)
+            else:
+                mixed = mix(layer.mixer, x)
+            hidden_states, x = self._add(hidden_states, mixed, layer.post_attention_layernorm)
+            outputs.append(layer.moe.commit(x))
+            hidden_states, x = self._add(
+                hidden_states, outputs[-1].mixed, self._norm_of(number + 1)
+            )
+        return x, outputs
 
     def _start(self, ids: Tensor, before: StateView) -> tuple[Tensor, Tensor, Angles]:
         """The embedded rows, their norm for the first layer (both [T, D]), and their angles."""

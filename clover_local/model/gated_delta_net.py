@@ -6,6 +6,7 @@ from torch import Tensor
 from clover_local.config import ModelConfig
 from clover_local.kernels import dispatch
 from clover_local.kernels.dispatch import (
+    DeltaRecord,
     DeltaState,
     DiffusionWeights,
     HeadShape,
@@ -56,6 +57,11 @@ class GatedDeltaNet:
         """[T, D] to [T, D], and the state after the rows, in `into` or in new tensors."""
         mixed, after = dispatch.mix_commit(self._project(x), self.weights, before=before, into=into)
         return self.out_proj(mixed.flatten(1)), after
+
+    def verify(self, x: Tensor, before: DeltaState) -> tuple[Tensor, DeltaRecord]:
+        """As `commit`, but with a record of the rows in place of the state after them."""
+        mixed, record = dispatch.mix_verify(self._project(x), self.weights, before=before)
+        return self.out_proj(mixed.flatten(1)), record
 
     def preview(self, x: Tensor, before: DeltaState) -> Tensor:
         """[B, D] to [B, D] over one block; only reads the state.

@@ -19,13 +19,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from clover_local.cache import Committed, SequenceState
+from clover_local.cache import Committed, SequenceState, VerifyRecord
 from clover_local.config import ModelConfig
 from clover_local.decoding.pick import DeviceBlock
 from clover_local.experts.traffic import OffloadStats
 from clover_local.kernels.dispatch import DeltaState
 from clover_local.kernels.gpu.replay import Replay
-from clover_local.model.clover import Clover, Logits, PassOutput
+from clover_local.model.clover import Clover, Logits
+from clover_local.model.output import PassOutput, VerifyOutput
 from clover_local.residency.demand import CommitKind
 
 GRAPH_ROWS = 64
@@ -136,6 +137,18 @@ class GraphedClover:
         if output is None:
             return self.model.preview(ids, state)
         return output.of_block(self._blocks[len(ids)])
+
+    def verify(self, tokens: Tensor | Sequence[int], state: SequenceState) -> VerifyOutput:
+        """As `Clover.verify`: launch by launch, since no graph holds its record yet."""
+        return self.model.verify(tokens, state)
+
+    def accept(self, record: VerifyRecord, rows: int, state: SequenceState) -> None:
+        """As `Clover.accept`; the states stay in the fixed sets where they have been there."""
+        into = None
+        for number, delta in enumerate(self._sets):
+            if delta and delta[0].recurrent is record.before.recurrent[0]:
+                into = self._sets[1 - number]
+        self.model.accept(record, rows, state, into=into)
 
     def _fall_back(self, reason: str) -> None:
         self._eager = reason

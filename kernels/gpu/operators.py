@@ -9,7 +9,7 @@ from torch import Tensor
 
 from clover_local.kernels.gpu import distinct
 from clover_local.kernels.gpu.attention.attend import attend_commit, attend_preview
-from clover_local.kernels.gpu.delta.mix import mix_commit, mix_preview
+from clover_local.kernels.gpu.delta.mix import mix_commit, mix_preview, mix_verify, replay
 from clover_local.kernels.gpu.experts.add_norm import add_rms_norm
 from clover_local.kernels.gpu.experts.down import expert_down
 from clover_local.kernels.gpu.experts.gate_up import expert_gate_up
@@ -36,8 +36,10 @@ __all__ = [
     "expert_results",
     "mix_commit",
     "mix_preview",
+    "mix_verify",
     "norm_rotary",
     "packed_linear",
+    "replay",
     "resident_slots",
     "rms_norm",
     "route",

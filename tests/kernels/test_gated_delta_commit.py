@@ -7,10 +7,17 @@ import torch
 from torch import Tensor
 
 from clover_local.kernels.gated_delta_commit import (
+    DeltaState,
+    HeadShape,
+    MixerWeights,
+    ProjectedRows,
     causal_conv,
     gated_delta_chunked,
     gated_delta_recurrent,
     gated_delta_rule,
+    mix_commit,
+    mix_verify,
+    replay,
 )
 from clover_local.kernels.norms import l2_norm
 
@@ -149,3 +156,45 @@ def test_delta_rule_is_the_same_for_any_number_of_rows(rows: int) -> None:
     out = gated_delta_rule(q, k, v=v, g=g, beta=beta, state=state)
     expected = gated_delta_recurrent(q, k, v=v, g=g, beta=beta, state=state)
     torch.testing.assert_close(out, expected, rtol=1e-5, atol=1e-5)
+
+
+def mixer(rows: int) -> tuple[ProjectedRows, MixerWeights, DeltaState]:
+    """A GDN layer of random weights, rows for it, and a state to start from."""
+    generator = torch.Generator().manual_seed(rows)
+
+    def normal(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=generator)
+
+    heads = HeadShape(key_heads=H_K, value_heads=H_V, key_dim=DK, value_dim=DV)
+    weights = MixerWeights(
+        heads=heads,
+        taps=normal(4, heads.channels),
+        rate=-normal(H_V).exp(),
+        dt_bias=normal(H_V),
+        norm=normal(DV),
+        eps=1e-6,
+    )
+    projected = ProjectedRows(
+        normal(rows, heads.channels), normal(rows, H_V, DV), normal(rows, H_V), normal(rows, H_V)
+    )
+    return projected, weights, DeltaState(normal(H_V, DK, DV), normal(3, heads.channels))
+
+
+def first(rows: ProjectedRows, count: int) -> ProjectedRows:
+    return ProjectedRows(rows.qkv[:count], rows.z[:count], rows.a[:count], rows.b[:count])
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 4, 5, 9, 16])
+def test_replayed_rows_leave_the_state_that_their_commit_leaves(count: int) -> None:
+    rows, weights, before = mixer(16)
+    kept = before.recurrent.clone(), before.conv.clone()
+    out, record = mix_verify(rows, weights, before=before)
+    assert torch.equal(out, mix_commit(rows, weights, before=before)[0])
+    after = replay(record, rows=count, before=before)
+    _, expected = mix_commit(first(rows, count), weights, before=before)
+    assert torch.equal(after.conv, expected.conv)
+    torch.testing.assert_close(after.recurrent, expected.recurrent, rtol=1e-6, atol=1e-6)
+    assert torch.equal(before.recurrent, kept[0]) and torch.equal(before.conv, kept[1])
+    place = DeltaState(torch.empty_like(kept[0]), torch.empty_like(kept[1]))
+    assert replay(record, rows=count, before=before, into=place) is place
+    assert torch.equal(place.recurrent, after.recurrent) and torch.equal(place.conv, after.conv)

@@ -1,14 +1,26 @@
 """What a GDN layer does between its projections, in three launches of a commit or two of a preview.
 
-Defined by `mix_commit` and `mix_preview` (the plain operators).
+Defined by the plain operators of the same names.
 """
 
+from functools import cache
+
+import torch
 from torch import Tensor
 
-from clover_local.kernels.gated_delta_commit import DeltaState, MixerWeights, ProjectedRows
+from clover_local.kernels.gated_delta_commit import (
+    DeltaRecord,
+    DeltaState,
+    MixerWeights,
+    ProjectedRows,
+    conv_after,
+)
 from clover_local.kernels.gated_delta_preview import DiffusionWeights
 from clover_local.kernels.gpu.delta.gated_delta_chunked import gated_delta_chunked
-from clover_local.kernels.gpu.delta.gated_delta_commit import gated_delta_recurrent
+from clover_local.kernels.gpu.delta.gated_delta_commit import (
+    gated_delta_recurrent,
+    gated_delta_replay,
+)
 from clover_local.kernels.gpu.delta.gated_delta_conv import Gates, commit_conv, preview_conv
 from clover_local.kernels.gpu.delta.gated_delta_preview import normed_block_softmax
 from clover_local.kernels.gpu.norms import gated_rms_norm
@@ -45,6 +57,50 @@ def mix_commit(
     )
     normed = gated_rms_norm(out, weights.norm, gate=rows.z, eps=weights.eps)
     return normed, DeltaState(recurrent, conv)
+
+
+def mix_verify(
+    rows: ProjectedRows, weights: MixerWeights, *, before: DeltaState
+) -> tuple[Tensor, DeltaRecord]:
+    """As the plain operator of this name; at most 64 rows."""
+    mixed, _ = commit_conv(
+        rows.qkv,
+        before.conv,
+        taps=weights.taps,
+        gates=_gates(rows, weights),
+        heads=weights.heads,
+    )
+    out, _ = gated_delta_recurrent(
+        mixed.q, mixed.k, v=mixed.v, g=mixed.g, beta=mixed.beta, state=before.recurrent
+    )
+    normed = gated_rms_norm(out, weights.norm, gate=rows.z, eps=weights.eps)
+    return normed, DeltaRecord(rows.qkv, mixed.k, mixed.v, mixed.g, mixed.beta)
+
+
+def replay(
+    record: DeltaRecord, *, rows: int, before: DeltaState, into: DeltaState | None = None
+) -> DeltaState:
+    """As the plain operator of this name: the kernel's own loop again, so the same bits."""
+    recurrent = gated_delta_replay(
+        record.k,
+        v=record.v,
+        g=record.g,
+        beta=record.beta,
+        state=before.recurrent,
+        counted=_counted(rows, before.recurrent.device),
+        new_state=None if into is None else into.recurrent,
+    )
+    conv = conv_after(record.inputs[:rows], before.conv)
+    if into is None:
+        return DeltaState(recurrent, conv)
+    into.conv.copy_(conv)
+    return into
+
+
+@cache
+def _counted(rows: int, device: torch.device) -> Tensor:
+    """A number of rows where the kernel reads it."""
+    return torch.tensor([rows], dtype=torch.int32, device=device)
 
 
 def mix_preview(
