@@ -11,16 +11,18 @@ from clover_local.cache import SequenceState
 from clover_local.decoding.autoregressive import Autoregressive
 from clover_local.decoding.denoise import Denoise
 from clover_local.decoding.events import Event, Finished, PromptCommitted, PromptProgress
+from clover_local.decoding.forwards import Model
 from clover_local.decoding.host_pick import HostPicker
 from clover_local.decoding.pick import Picker
 from clover_local.decoding.result import GenerationResult
-from clover_local.decoding.run import Mode, Model, Run
+from clover_local.decoding.run import Mode, Run
 from clover_local.decoding.settings import Settings
+from clover_local.decoding.speculation.draft import Draft
 from clover_local.decoding.trace import Trace, header_record
 from clover_local.errors import ContextError, SettingsError
 from clover_local.memory.workspace import PREFILL_ROWS
 
-_MODES: dict[str, Mode] = {"denoise": Denoise(), "ar": Autoregressive()}
+_MODES: dict[str, Mode] = {"denoise": Denoise(), "ar": Autoregressive(), "draft": Draft()}
 
 EventStream = abc.Generator[Event, None, None]
 """The events of one answer; `close()` cancels it."""

@@ -14,6 +14,7 @@ from clover_local.checkpoint.load import load_parameters
 from clover_local.checkpoint.placements import open_checkpoint
 from clover_local.config import ModelConfig, parse_generation_config
 from clover_local.decoding.events import BlockCommitted, Finished, PassDone, PromptProgress
+from clover_local.decoding.result import Round
 from clover_local.decoding.settings import Settings, resolve
 from clover_local.decoding.trace import Trace
 from clover_local.errors import ContextError, SettingsError
@@ -22,6 +23,16 @@ from clover_local.generate import Generator, generate
 from clover_local.model.clover import Clover
 
 CASES = ["default", "parallel", "penalties", "pad_stops_and_suppressed", "ar", "ar_penalties"]
+DRAFT_CASES = [
+    "draft_exact",
+    "draft_typical",
+    "draft_open",
+    "draft_small_delta",
+    "draft_penalties_exact",
+    "draft_penalties",
+    "draft_stop_in_round",
+]
+MODES = pytest.mark.parametrize("mode", ["denoise", "ar", "draft"])
 QUESTION = [(7 * i + 7 * i * i + 7) % 500 for i in range(45)]  # its first block takes 19 passes
 NEXT_QUESTION = [(11 * i + 3) % 500 for i in range(21)]
 
@@ -77,7 +88,37 @@ def test_golden_run(name: str, model: Clover, golden_cases: Mapping[str, Any]) -
         assert confidences == pytest.approx([row[2] for row in expected], abs=1e-5)
 
 
-@pytest.mark.parametrize("mode", ["denoise", "ar"])
+@pytest.mark.parametrize("name", DRAFT_CASES)
+def test_golden_draft_run(name: str, model: Clover, golden_cases: Mapping[str, Any]) -> None:
+    """Tokens and rounds exactly; the state holds all of it but the pending token."""
+    (case,) = (run for run in golden_cases["runs"] if run["name"] == name)
+    accept = case["accept"]
+    settings = settings_of(
+        model,
+        case["generation_config"],
+        mode="draft",
+        max_new_tokens=case["max_new_tokens"],
+        draft_width=case["width"],
+        accept="exact" if accept["exact"] else "typical",
+        accept_ratio=accept.get("ratio"),
+        accept_delta=accept.get("delta"),
+    )
+    state = empty_state(model)
+    result = generate(model, state, settings, golden_cases["prompt"])
+    assert list(result.token_ids) == case["tokens"]
+    assert [each.to_json() for each in result.rounds] == case["rounds"]
+    assert list(state.committed.tokens) == golden_cases["prompt"] + case["tokens"][:-1]
+    once = empty_state(model)
+    model.commit(state.committed.tokens, once)
+    for a, b in zip(
+        (*state.committed.recurrent, *state.committed.conv),
+        (*once.committed.recurrent, *once.committed.conv),
+        strict=True,
+    ):
+        torch.testing.assert_close(a, b, rtol=0, atol=2e-5)
+
+
+@MODES
 @pytest.mark.parametrize("length", [1, 31, 32, 33, 1000])
 def test_prompt_of_any_length_is_the_same_in_chunks(model: Clover, length: int, mode: str) -> None:
     prompt = [(13 * i + i * i) % 500 for i in range(length)]
@@ -101,7 +142,7 @@ def test_prompt_with_the_mask_token_is_committed_like_any_other(model: Clover) -
     assert result.token_ids != fresh(model, settings_of(model, max_new_tokens=5), [4, 5, 6, 9])
 
 
-@pytest.mark.parametrize("mode", ["denoise", "ar"])
+@MODES
 def test_second_turn_reuses_the_first_and_equals_a_fresh_run(model: Clover, mode: str) -> None:
     settings = settings_of(model, mode=mode, max_new_tokens=40)
     generator = Generator(model, empty_state(model), settings)
@@ -157,6 +198,12 @@ class Interrupting:
     def commit(self, *arguments: Any, **options: Any) -> Any:
         return self._interrupted(lambda: self._model.commit(*arguments, **options))
 
+    def verify(self, *arguments: Any) -> Any:
+        return self._interrupted(lambda: self._model.verify(*arguments))
+
+    def accept(self, *arguments: Any) -> None:
+        self._model.accept(*arguments)
+
     def preview(self, *arguments: Any) -> Any:
         return self._interrupted(lambda: self._model.preview(*arguments))
 
@@ -170,7 +217,7 @@ class Interrupting:
         return output
 
 
-@pytest.mark.parametrize("mode", ["denoise", "ar"])
+@MODES
 @pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
 @pytest.mark.parametrize("forward", [0, 1, 2, 3, 9, 21, 22, 23, 24, 25, 26])
 def test_interrupted_forward_leaves_a_state_for_the_next_question(
@@ -193,7 +240,7 @@ def test_interrupted_forward_leaves_a_state_for_the_next_question(
         assert committed == QUESTION[: len(committed)]
     else:
         everything = [*QUESTION, *shown]
-        pending = len(everything) - (mode == "ar" and bool(shown))
+        pending = len(everything) - (mode != "denoise" and bool(shown))
         assert committed[:pending] == everything[:pending]
     for question in ([*QUESTION, *shown, *NEXT_QUESTION], NEXT_QUESTION):
         short = settings_of(model, mode=mode, max_new_tokens=3)
@@ -227,7 +274,7 @@ def test_abandoned_run_does_not_overwrite_a_later_result(model: Clover) -> None:
     assert generator.result.token_ids == text
 
 
-@pytest.mark.parametrize("mode", ["denoise", "ar"])
+@MODES
 @pytest.mark.parametrize("asked", [1, 2, 3, 4, 10, 23, 24])
 def test_should_stop_ends_the_run_between_forwards(model: Clover, mode: str, asked: int) -> None:
     answers = iter([False] * (asked - 1) + [True])
@@ -247,7 +294,7 @@ def test_should_stop_ends_the_run_between_forwards(model: Clover, mode: str, ask
     assert drained(generator, NEXT_QUESTION) == fresh(model, generator.settings, NEXT_QUESTION)
 
 
-@pytest.mark.parametrize("mode", ["denoise", "ar"])
+@MODES
 def test_answer_that_runs_into_the_context_limit(model: Clover, mode: str) -> None:
     unstopped = {"suppress_tokens": [506, 507]}
     settings = settings_of(model, unstopped, mode=mode)
@@ -255,7 +302,7 @@ def test_answer_that_runs_into_the_context_limit(model: Clover, mode: str) -> No
     assert (result.finish_reason, len(result.tokens)) == ("context", 39)
 
 
-@pytest.mark.parametrize("mode", ["denoise", "ar"])
+@MODES
 def test_prompt_over_the_context_names_both_numbers_and_the_remedy(
     model: Clover, mode: str
 ) -> None:
@@ -273,7 +320,7 @@ def test_prompt_that_is_none_is_refused_at_once(
         Generator(model, empty_state(model), settings_of(model)).run(prompt)
 
 
-@pytest.mark.parametrize("mode", ["denoise", "ar"])
+@MODES
 def test_same_seed_same_text(model: Clover, mode: str) -> None:
     def text(**flags: Any) -> tuple[int, ...]:
         return fresh(model, settings_of(model, mode=mode, max_new_tokens=20, **flags), QUESTION)
@@ -285,7 +332,7 @@ def test_same_seed_same_text(model: Clover, mode: str) -> None:
     assert greedy == text(temperature=0.0, seed=3) == text(temperature=5.0, top_k=1, seed=3)
 
 
-@pytest.mark.parametrize("mode", ["denoise", "ar"])
+@MODES
 def test_trace_tells_every_forward(model: Clover, tmp_path: Path, mode: str) -> None:
     settings = settings_of(model, mode=mode, max_new_tokens=40, presence_penalty=0.5)
     path = tmp_path / "trace.jsonl"
@@ -300,6 +347,10 @@ def test_trace_tells_every_forward(model: Clover, tmp_path: Path, mode: str) -> 
     assert end["token_ids"] == list(result.token_ids)
     passes = [record for record in forwards if record["record"] == "pass"]
     commits = [record for record in forwards if record["record"] == "commit"]
+    if mode == "draft":
+        assert result.stats.commits == len(result.rounds)
+        assert_records_rebuild_the_rounds(forwards, result.rounds)
+        return
     assert len(commits) == result.stats.commits
     if mode == "ar":
         assert [record["fixed"][0]["token"] for record in passes] == list(result.token_ids)
@@ -310,6 +361,28 @@ def test_trace_tells_every_forward(model: Clover, tmp_path: Path, mode: str) -> 
     assert passes[-1]["controls"]["presence_penalty"] == 0.5
     assert passes[-1]["controls"]["penalised_tokens"] > 0
     assert len(passes[0]["fixed"][0]["top"]) == 5
+
+
+def assert_records_rebuild_the_rounds(
+    forwards: list[dict[str, Any]], rounds: tuple[Round, ...]
+) -> None:
+    assert forwards[0]["fixed"][0]["reason"] == "next_token"
+    told, drafts, length = [], list[int](), len(QUESTION)
+    for record in forwards[1:]:
+        tokens = [fixed["token"] for fixed in record["fixed"]]
+        if record["record"] == "pass":
+            assert record["start"] == length + 1
+            assert {fixed["reason"] for fixed in record["fixed"]} == {"draft"}
+            drafts = tokens
+            continue
+        assert (record["record"], record["start"]) == ("verify", length)
+        assert record["tokens"][1:] == drafts
+        reasons = [fixed["reason"] for fixed in record["fixed"]]
+        assert reasons == ["accepted"] * record["accepted"] + ["boundary"]
+        assert tokens[:-1] == drafts[: record["accepted"]]
+        told.append(Round(len(record["tokens"]), tuple(drafts), record["accepted"], tokens[-1]))
+        drafts, length = [], length + len(tokens)
+    assert tuple(told) == rounds
 
 
 def assert_passes_rebuild_the_blocks(passes: list[dict[str, Any]], blocks: Any) -> None:

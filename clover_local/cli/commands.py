@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field
 from clover_local.chat import Conversation
 from clover_local.cli import console, effects
 from clover_local.cli.live import WATCH
-from clover_local.cli.status import cache_rows, offload_rows, size, stats_rows
+from clover_local.cli.status import offload_rows, size, stats_rows
 from clover_local.decoding.result import GenerationResult
 from clover_local.decoding.settings import DEFAULT, KEYS, MODES, ResolvedSettings
 from clover_local.errors import SettingsError
@@ -111,8 +111,7 @@ def _show(chat: ChatState, argument: str) -> None:
 
 def _stats(chat: ChatState, argument: str) -> None:
     if chat.last is not None:
-        rows = stats_rows(chat.last.stats) + cache_rows(chat.last.cache)
-        console.show_table("Last answer", rows)
+        console.show_table("Last answer", stats_rows(chat.last))
     state = chat.conversation.generator.state
     rows = [("tokens", f"{state.length} of {state.context}")]
     rows += [(part, size(nbytes)) for part, nbytes in asdict(state.nbytes).items()]
@@ -196,7 +195,12 @@ COMMANDS = {
         "/cache [N]", "the experts on the device; with N: so many slots from now on", _cache
     ),
     "/think": Command("/think on|off|auto", "think before answering", _think, tuple(THINK)),
-    "/mode": Command("/mode denoise|ar", "block diffusion, or one token a forward", _mode, MODES),
+    "/mode": Command(
+        "/mode denoise|ar|draft",
+        "block diffusion, one token a forward, or drafts that a forward verifies",
+        _mode,
+        MODES,
+    ),
     "/watch": Command(
         "/watch off|block|heat",
         "the active block: hidden, shown, coloured by confidence",

@@ -10,7 +10,17 @@ from clover_local.errors import SettingsError
 def without_effect(given: Collection[str], settings: Settings) -> list[tuple[str, str]]:
     """The settings among `given` that do nothing, each with the reason."""
     rules = (
-        (settings.mode == "ar", "threshold sampler", "in mode ar"),
+        (settings.mode != "denoise", "threshold sampler", f"in mode {settings.mode}"),
+        (
+            settings.mode != "draft",
+            "draft_width accept accept_ratio accept_delta",
+            f"in mode {settings.mode}",
+        ),
+        (
+            settings.mode == "draft" and settings.accept == "exact",
+            "accept_ratio accept_delta",
+            "while accept is exact",
+        ),
         (settings.temperature == 0, "top_k top_p seed", "at temperature 0"),
         (
             settings.length_penalty == 0,

@@ -12,7 +12,7 @@ from clover_local.cli import console, start
 from clover_local.cli import options as o
 from clover_local.cli.interrupt import INTERRUPTED, follow
 from clover_local.cli.prompts import messages, parse_ids, read_prompt
-from clover_local.cli.status import cache_rows, stats_rows
+from clover_local.cli.status import stats_rows
 
 if TYPE_CHECKING:
     from clover_local.decoding.events import Event
@@ -47,6 +47,10 @@ def generate(
     max_new_tokens: o.MaxNewTokensOpt = None,
     threshold: o.ThresholdOpt = None,
     sampler: o.SamplerOpt = None,
+    draft_width: o.DraftWidthOpt = None,
+    accept: o.AcceptOpt = None,
+    accept_ratio: o.AcceptRatioOpt = None,
+    accept_delta: o.AcceptDeltaOpt = None,
     temperature: o.TemperatureOpt = None,
     top_k: o.TopKOpt = None,
     top_p: o.TopPOpt = None,
@@ -143,5 +147,4 @@ def _report(session: Session, *, as_json: bool, stats: bool) -> None:
         text = session.opened.tokenizer.decode(result.text_ids)
         console.print_json(result.to_json(text=text))
     if stats:
-        rows = stats_rows(result.stats) + cache_rows(result.cache)
-        console.show_table("Stats", rows, stream=sys.stderr)
+        console.show_table("Stats", stats_rows(result), stream=sys.stderr)

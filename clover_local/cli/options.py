@@ -87,7 +87,11 @@ CpuExpertsOpt: TypeAlias = Annotated[
 ]
 
 ModeOpt: TypeAlias = Annotated[
-    str | None, typer.Option(metavar="denoise|ar", help="Block diffusion, or one token a forward.")
+    str | None,
+    typer.Option(
+        metavar="denoise|ar|draft",
+        help="Block diffusion, one token a forward, or drafts that a forward verifies.",
+    ),
 ]
 MaxNewTokensOpt: TypeAlias = Annotated[
     int | None, typer.Option(metavar="N", help="Most tokens of an answer.")
@@ -97,6 +101,20 @@ ThresholdOpt: TypeAlias = Annotated[
 ]
 SamplerOpt: TypeAlias = Annotated[
     str | None, typer.Option(metavar="threshold", help="denoise: the unmasking rule.")
+]
+DraftWidthOpt: TypeAlias = Annotated[
+    int | None, typer.Option(metavar="W", help="draft: rows of a round, 1 to 32.")
+]
+AcceptOpt: TypeAlias = Annotated[
+    str | None,
+    typer.Option(metavar="typical|exact", help="draft: which drafts stay; exact writes as ar."),
+]
+AcceptRatioOpt: TypeAlias = Annotated[
+    float | None, typer.Option(metavar="P", help="draft, typical: a probability that is enough.")
+]
+AcceptDeltaOpt: TypeAlias = Annotated[
+    float | None,
+    typer.Option(metavar="X", help="draft, typical: so much of exp(-entropy) is enough too."),
 ]
 TemperatureOpt: TypeAlias = Annotated[
     float | None, typer.Option(metavar="T", help="0 picks the likeliest token.")

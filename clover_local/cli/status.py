@@ -3,7 +3,7 @@
 from dataclasses import fields
 from typing import TYPE_CHECKING
 
-from clover_local.decoding.result import CacheUse, GenerationResult, Stats
+from clover_local.decoding.result import CacheUse, GenerationResult, RoundStats, Stats
 
 if TYPE_CHECKING:
     from clover_local.experts.traffic import OffloadStats
@@ -11,6 +11,7 @@ if TYPE_CHECKING:
 UNITS = {
     "ms_per_preview": "ms",
     "ms_per_commit": "ms",
+    "ms_per_verify": "ms",
     "prompt_tokens_per_second": "/s",
     "tokens_per_second": "/s",
 }
@@ -27,6 +28,8 @@ def status_line(result: GenerationResult) -> str:
     if result.blocks:
         passes = sum(len(block.passes) for block in result.blocks) / len(result.blocks)
         parts.append(f"{passes:.1f} passes a block")
+    if result.of_rounds is not None:
+        parts.append(f"{result.of_rounds.tokens_per_round:.1f} a round")
     if stats.ms_per_preview is not None:
         parts.append(f"{stats.ms_per_preview:.1f} ms a pass")
     if result.cache is not None:
@@ -46,9 +49,17 @@ def ending(finish_reason: str) -> str:
     }.get(finish_reason, "")
 
 
-def stats_rows(stats: Stats) -> list[tuple[str, str]]:
-    """(name, value) of everything that was measured."""
-    return [(field.name, _shown(field.name, getattr(stats, field.name))) for field in fields(stats)]
+def stats_rows(result: GenerationResult) -> list[tuple[str, str]]:
+    """(name, value) of everything that was measured, and of what the cache of experts did."""
+    parts: list[Stats | RoundStats] = [result.stats]
+    if result.of_rounds is not None:
+        parts.append(result.of_rounds)
+    rows = [
+        (field.name, _shown(field.name, getattr(part, field.name)))
+        for part in parts
+        for field in fields(part)
+    ]
+    return rows + cache_rows(result.cache)
 
 
 def cache_rows(cache: CacheUse | None) -> list[tuple[str, str]]:

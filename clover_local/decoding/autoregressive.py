@@ -18,24 +18,32 @@ class Autoregressive:
         if run.stop_requested():
             return
         run.commit_pending(logits=True)
-        if run.next_logits is None:
-            raise RuntimeError("ar has no logits of the last committed token to start from")
-        began = time.perf_counter()
-        index, start = len(run.tokens), run.state.length
-        statistics = run.pick_next(run.next_logits)
-        token, confidence = int(statistics.token), float(statistics.confidence)
-        seconds = time.perf_counter() - began
-        run.clock.commit_seconds += seconds
-        run.trace_pass(
-            statistics,
-            block_before=(),
-            rows=[0],
-            reasons=("next_token",),
-            pass_number=0,
-            output=None,
-            milliseconds=1000 * seconds,
-        )
-        run.emit([EmittedToken(token, confidence, 0, index, "ar")])
-        run.pending = token
-        run.close_at_context_end()
-        yield BlockCommitted(index, start, (token,))
+        yield next_token(run, mode="ar", index=len(run.tokens))
+
+
+def next_token(run: Run, *, mode: str, index: int) -> BlockCommitted:
+    """Emits the token that follows the last committed one, and leaves it pending.
+
+    Raises:
+        RuntimeError: nobody asked for the logits of that one.
+    """
+    if run.next_logits is None:
+        raise RuntimeError(f"{mode} has no logits of the last committed token to start from")
+    began, start = time.perf_counter(), run.state.length
+    statistics = run.pick_next(run.next_logits)
+    token, confidence = int(statistics.token), float(statistics.confidence)
+    seconds = time.perf_counter() - began
+    run.clock.commit_seconds += seconds
+    run.trace_pass(
+        statistics,
+        block_before=(),
+        rows=[0],
+        reasons=("next_token",),
+        pass_number=0,
+        output=None,
+        milliseconds=1000 * seconds,
+    )
+    run.emit([EmittedToken(token, confidence, 0, index, mode)])
+    run.pending = token
+    run.close_at_context_end()
+    return BlockCommitted(index, start, (token,))

@@ -2,11 +2,12 @@
 
 Controls count response tokens only, never the prompt. `ResponseControls` keeps the counts of one
 run and builds, for the rows of one forward, the `Controls` that act on logits: ids, counts and
-per-row biases, in host memory. The same few numbers are what a device kernel takes.
+per-row biases, in host memory. The same few numbers are what a device kernel takes. Rows of a block
+share one history; causal rows of several tokens have one each, the tokens before them (`along`).
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import numpy as np
@@ -22,7 +23,7 @@ class Controls:
 
     banned: Tensor  # [n] int64
     seen: Tensor  # [m] int64: the distinct tokens of the response
-    counts: Tensor  # [m] float32: how often each occurs
+    counts: Tensor  # [m] float32: how often each occurs; [rows, m] where rows differ, 0: not yet
     presence_penalty: float
     frequency_penalty: float
     repetition_penalty: float
@@ -52,11 +53,14 @@ class Controls:
         """`logits` [rows, V] float32, changed in place: repetition, length, thinking budget."""
         if len(self.seen):
             columns = logits[:, self.seen]
+            unseen = columns.clone() if self.counts.dim() == 2 else None
             columns -= self.counts * self.frequency_penalty
             columns -= self.presence_penalty  # once a distinct token, however often it occurs
             if self.repetition_penalty != 1:
                 r = self.repetition_penalty
                 columns = torch.where(columns < 0, columns * r, columns / r)
+            if unseen is not None:
+                columns = torch.where(self.counts > 0, columns, unseen)
             logits[:, self.seen] = columns
         if self.stop_bias is not None:
             logits[:, self.stop_ids] += self.stop_bias[:, None]
@@ -149,6 +153,28 @@ class ResponseControls:
                 window=s.think_end_window,
             ),
         )
+
+    def along(self, tokens: Sequence[int]) -> Controls:
+        """The controls of causal rows: row j, from 0, follows the response and `tokens[:j]`.
+
+        There is one row more than `tokens`. A row's history is all that it may count, and all that
+        is visible to it: so every row is controlled as in a forward of its own.
+        """
+        rows = len(tokens) + 1
+        controls = self.at(range(self.length + 1, self.length + rows + 1))
+        bias, end = controls.think_end_bias, controls.think_end_token_id
+        if bias is not None and end is not None and end in tokens:
+            bias[[*tokens].index(end) + 1 :] = 0
+        if not self._repetition or not tokens:
+            return controls
+        new = [token for token in dict.fromkeys(tokens) if token not in self]
+        place = {token: self.distinct + i for i, token in enumerate(new)}
+        counts = torch.zeros(rows, self.distinct + len(new))
+        counts[:, : self.distinct] = controls.counts
+        for row, token in enumerate(tokens, start=1):
+            counts[row:, place.get(token, self._index.get(token, -1))] += 1
+        seen = torch.cat([controls.seen, torch.tensor(new, dtype=torch.int64)])
+        return replace(controls, seen=seen, counts=counts)
 
     def _ramp(
         self, strength: float, positions: Sequence[int], *, start: int, window: int

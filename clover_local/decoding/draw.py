@@ -37,6 +37,35 @@ def draw(
     return _draw_from_head(scaled, uniforms, top_p=top_p)
 
 
+def kept_tokens(
+    logits: Tensor, *, temperature: float, top_k: int, top_p: float
+) -> tuple[Tensor, Tensor]:
+    """What `draw` draws one row's token from.
+
+    Args:
+        logits: [V]; the rest as in `draw`.
+
+    Returns:
+        Ids [n], and their probabilities [n], float64, falling, of sum 1.
+    """
+    scaled = ((logits - logits.max()) / max(temperature, _LEAST_TEMPERATURE))[None]
+    if 0 < top_k < len(logits):
+        ids, probabilities = _largest(scaled, top_k)
+    else:
+        values, ids = _falling(scaled, len(logits))
+        probabilities = values.double().softmax(-1)
+    before = probabilities.cumsum(-1) - probabilities
+    kept = (probabilities > 0) & (before < top_p if top_p < 1 else True)
+    ids, probabilities = ids[kept], probabilities[kept]
+    return ids, probabilities / probabilities.sum()
+
+
+def draw_kept(ids: Tensor, probabilities: Tensor, uniform: float) -> int:
+    """One of the tokens that `kept_tokens` gave; the probabilities may have lost some of theirs."""
+    target = (uniform * probabilities.sum())[None, None]
+    return int(_walk(ids[None], probabilities[None], target, top_p=1))
+
+
 def _walk(ids: Tensor, probabilities: Tensor, uniforms: Tensor, *, top_p: float) -> Tensor:
     """The token [rows] at which the falling `probabilities` [rows, n] pass `uniforms` [rows, 1]."""
     total = torch.ones_like(uniforms)

@@ -23,7 +23,10 @@ class PromptCommitted:
 
 @dataclass(frozen=True)
 class PassDone:
-    """One preview over the active block is done; nothing of it is committed yet."""
+    """One preview over the active block is done; nothing of it is committed yet.
+
+    In `draft` the block is the drafts, without the pending token before them.
+    """
 
     block: int  # from 0
     start: int  # committed length: the position of row 0
@@ -35,10 +38,13 @@ class PassDone:
 
 @dataclass(frozen=True)
 class BlockCommitted:
-    """Tokens are emitted. In `ar` it is one, which the next forward, or the next turn, commits."""
+    """Tokens are emitted. In `ar` it is one, which the next forward, or the next turn, commits.
+
+    In `draft` they are those of a round, of which the last one waits likewise.
+    """
 
     block: int
-    start: int
+    start: int  # the position of the first of them
     tokens: tuple[int, ...]  # a stop token may be the last
 
 

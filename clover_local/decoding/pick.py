@@ -100,6 +100,59 @@ class Picker(Protocol):
         """
 
 
+@dataclass(frozen=True, eq=False)
+class ControlledRows:
+    """Rows of logits after bans and controls, and their distributions at temperature 1."""
+
+    logits: Tensor  # [rows, V] float32
+    probabilities: Tensor  # [rows, V]
+    raw: Tensor | None  # [rows, V] probabilities before the response controls, where those differ
+
+    @classmethod
+    def of(cls, logits: Tensor, controls: Controls, positions: Sequence[int]) -> "ControlledRows":
+        """Of `logits` [rows, V] float32, which are changed in place.
+
+        Raises:
+            CloverError: logits that are NaN or infinite, or a row in which every token is banned.
+        """
+        logits = controls.ban(logits)
+        raw = logits.softmax(-1) if controls.act_on_response else None
+        logits = controls.apply(logits)
+        probabilities = logits.softmax(-1)
+        _refuse_nan(probabilities, positions)
+        return cls(logits, probabilities, raw)
+
+    @property
+    def entropy(self) -> Tensor:
+        """[rows], nats."""
+        terms: Tensor = torch.special.entr(self.probabilities)
+        return terms.sum(-1)
+
+    def of_tokens(self, token: Tensor) -> Tensor:
+        """Each row's probability of its own `token` [rows]."""
+        return self.probabilities.gather(1, token[:, None])[:, 0]
+
+    def first(self, rows: int) -> "ControlledRows":
+        """The first `rows` rows."""
+        raw = None if self.raw is None else self.raw[:rows]
+        return ControlledRows(self.logits[:rows], self.probabilities[:rows], raw)
+
+    def statistics(self, token: Tensor) -> RowStatistics:
+        """What these rows say about the `token` [rows] of each."""
+        confidence = self.of_tokens(token)
+        top = self.probabilities.topk(min(TOP, self.probabilities.shape[1]), dim=-1)
+        return RowStatistics(
+            token=token,
+            confidence=confidence,
+            raw_confidence=(
+                confidence if self.raw is None else self.raw.gather(1, token[:, None])[:, 0]
+            ),
+            entropy=self.entropy,
+            top_ids=top.indices,
+            top_probabilities=top.values,
+        )
+
+
 @torch.inference_mode()
 def pick(
     logits: Tensor,
@@ -124,35 +177,22 @@ def pick(
         CloverError: logits that are NaN or infinite, or a row in which every token is banned.
     """
     chosen = torch.tensor(rows, device=logits.device)
-    controlled = controls.ban(logits[chosen].float())  # indexing copies
-    raw = controlled.softmax(-1) if controls.act_on_response else None
-    controlled = controls.apply(controlled)
-    probabilities = controlled.softmax(-1)  # [rows, V]
-    _refuse_nan(probabilities, positions)
+    controlled = ControlledRows.of(logits[chosen].float(), controls, positions)  # a copy
     if settings.temperature > 0:
         uniforms = torch.tensor(
             [uniform(settings.seed, n, pass_number=pass_number, purpose=PICK) for n in positions],
             dtype=torch.float64,
         )
         token = draw(
-            controlled,
+            controlled.logits,
             uniforms,
             temperature=settings.temperature,
             top_k=settings.top_k,
             top_p=settings.top_p,
         )
     else:
-        token = controlled.argmax(-1)
-    confidence = probabilities.gather(1, token[:, None])[:, 0]
-    top = probabilities.topk(min(TOP, probabilities.shape[1]), dim=-1)
-    return RowStatistics(
-        token=token,
-        confidence=confidence,
-        raw_confidence=confidence if raw is None else raw.gather(1, token[:, None])[:, 0],
-        entropy=torch.special.entr(probabilities).sum(-1),
-        top_ids=top.indices,
-        top_probabilities=top.values,
-    )
+        token = controlled.logits.argmax(-1)
+    return controlled.statistics(token)
 
 
 def no_numbers(position: int) -> CloverError:

@@ -1,7 +1,14 @@
 """What a run returns, and its stable JSON."""
 
+from __future__ import annotations
+
 import sys
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from clover_local.experts.traffic import OffloadStats
 
 
 @dataclass(frozen=True)
@@ -20,7 +27,7 @@ class EmittedToken:
     token: int
     confidence: float
     pass_number: int  # in its block, from 0
-    block: int  # from 0; the token's own place in modes without blocks
+    block: int  # from 0; its round in `draft`, its own place in `ar`
     mode: str
 
 
@@ -44,10 +51,30 @@ class Block:
 
 
 @dataclass(frozen=True)
+class Round:
+    """One round of `draft`: what was proposed, and what became of it."""
+
+    width: int  # rows of the verify
+    draft: tuple[int, ...]
+    accepted: int  # before a stop token among them cut the answer
+    boundary: int
+
+    def to_json(self) -> dict[str, object]:
+        """The entry of `rounds` in `generate --json`."""
+        return {
+            "width": self.width,
+            "draft": list(self.draft),
+            "accepted": self.accepted,
+            "bonus": self.boundary,
+        }
+
+
+@dataclass(frozen=True)
 class Stats:
     """Speed and counts of one run; None where there was nothing to measure.
 
-    Forwards and commits are those of the answer, without the prompt's.
+    Forwards and commits are those of the answer, without the prompt's. A verify of `draft` counts
+    as a commit: it writes the state of the rows that it accepts.
     """
 
     forwards: int
@@ -67,6 +94,51 @@ class Stats:
 
 
 @dataclass(frozen=True)
+class RoundStats:
+    """What the rounds of `draft` came to."""
+
+    rounds: int
+    tokens_per_round: float
+    drafts_per_round: float
+    ms_per_verify: float
+
+
+@dataclass
+class Clock:
+    """Counts and seconds of a run's forwards, the pick and its transfer included."""
+
+    prompt_tokens: int = 0
+    prompt_seconds: float = 0.0
+    previews: int = 0
+    preview_seconds: float = 0.0
+    commits: int = 0
+    commit_seconds: float = 0.0
+    verifies: int = 0
+    verify_seconds: float = 0.0
+
+    @property
+    def forwards(self) -> int:
+        """Of the answer."""
+        return self.previews + self.commits + self.verifies
+
+    def of_rounds(self, rounds: Sequence[Round]) -> RoundStats | None:
+        """What `rounds` came to; None where there are none."""
+        if not rounds:
+            return None
+        return RoundStats(
+            rounds=len(rounds),
+            tokens_per_round=sum(each.accepted + 1 for each in rounds) / len(rounds),
+            drafts_per_round=sum(len(each.draft) for each in rounds) / len(rounds),
+            ms_per_verify=1000 * self.verify_seconds / max(self.verifies, 1),
+        )
+
+    @property
+    def seconds(self) -> float:
+        """Of the answer."""
+        return self.preview_seconds + self.commit_seconds + self.verify_seconds
+
+
+@dataclass(frozen=True)
 class CacheUse:
     """What the expert cache did for one run, its prompt included."""
 
@@ -77,6 +149,21 @@ class CacheUse:
     bytes: int  # copied from the host
     exposed_ms: float  # nothing was computed because a copy was not there yet
     hidden_ms: float  # of the copies' own time, what passed behind computation
+
+    @classmethod
+    def between(cls, before: OffloadStats | None, now: OffloadStats | None) -> CacheUse | None:
+        """The difference of two readings; None where there is no cache."""
+        if now is None or before is None:
+            return None
+        return cls(
+            hits=now.total.hits - before.total.hits,
+            misses=now.total.misses - before.total.misses,
+            evicted=now.total.evicted - before.total.evicted,
+            refused=now.total.refused - before.total.refused,
+            bytes=now.copied.bytes - before.copied.bytes,
+            exposed_ms=now.copied.exposed_ms - before.copied.exposed_ms,
+            hidden_ms=now.copied.hidden_ms - before.copied.hidden_ms,
+        )
 
 
 @dataclass(frozen=True)
@@ -90,6 +177,8 @@ class GenerationResult:
     mode: str
     blocks: tuple[Block, ...]
     stats: Stats
+    rounds: tuple[Round, ...] = ()
+    of_rounds: RoundStats | None = None
     cache: CacheUse | None = None  # None: every expert is on the device
 
     @property
@@ -111,7 +200,7 @@ class GenerationResult:
             "finish_reason": self.finish_reason,
             "mode": self.mode,
             "blocks": [block.to_json() for block in self.blocks],
-            "rounds": [],  # rounds belong to a mode this version does not have
+            "rounds": [each.to_json() for each in self.rounds],
             "confidence": [token.confidence for token in self.tokens],
             "stats": asdict(self.stats),
         }

@@ -8,77 +8,44 @@ state, response history, clock and trace, so modes can follow each other at any 
 
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import asdict, dataclass
-from typing import Literal, Protocol
+from dataclasses import asdict, replace
+from typing import Protocol, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from clover_local.cache import SequenceState
-from clover_local.config import ModelConfig
+from clover_local.cache import SequenceState, VerifyRecord
 from clover_local.decoding.controls import ResponseControls
 from clover_local.decoding.events import Event
+from clover_local.decoding.forwards import ForwardOutput, Model, VerifiedOutput
 from clover_local.decoding.host_pick import HostPicker
-from clover_local.decoding.pick import Accept, DeviceBlock, Picker, RowStatistics
+from clover_local.decoding.pick import Accept, Picker, RowStatistics, pick
 from clover_local.decoding.result import (
     Block,
     CacheUse,
+    Clock,
     EmittedToken,
     GenerationResult,
+    Round,
     Stats,
     host_peak_bytes,
 )
 from clover_local.decoding.settings import Settings
-from clover_local.decoding.trace import Trace, commit_record, end_record, pass_record
+from clover_local.decoding.speculation.acceptance import Judged, judge
+from clover_local.decoding.trace import (
+    Trace,
+    commit_record,
+    end_record,
+    pass_record,
+    verify_record,
+)
 from clover_local.errors import ResourceError
-from clover_local.experts.traffic import OffloadStats
 from clover_local.kernels import dispatch
 from clover_local.residency.demand import CommitKind, Kind
 from clover_local.residency.trace import forward_of, routing_record
 
-
-class ForwardOutput(Protocol):
-    """What a forward returns (see `model.output.PassOutput`)."""
-
-    @property
-    def logits(self) -> Tensor: ...
-    @property
-    def expert_ids(self) -> tuple[Tensor, ...]: ...
-    @property
-    def coresets(self) -> tuple[Tensor, ...]: ...
-    @property
-    def distinct_experts(self) -> Tensor | None:
-        """Experts used, summed over layers: a scalar, where the forward has counted them."""
-
-    @property
-    def block(self) -> DeviceBlock | None:
-        """The previewed block on the device, where the model keeps it there."""
-
-
-class Model(Protocol):
-    """What decoding needs of a model (see `model.clover.Clover`)."""
-
-    @property
-    def config(self) -> ModelConfig: ...
-    @property
-    def can_preview(self) -> bool: ...
-    @property
-    def device(self) -> torch.device: ...
-    def commit(
-        self,
-        tokens: Sequence[int],
-        state: SequenceState,
-        *,
-        logits: Literal["all", "last", "none"] = "last",
-        kind: CommitKind = "commit",
-    ) -> ForwardOutput: ...
-    def preview(self, block: Sequence[int], state: SequenceState) -> ForwardOutput: ...
-    def offload_stats(self) -> OffloadStats | None:
-        """What the expert cache did so far; None where every expert is on the device."""
-
-    def give_up_memory(self) -> str | None:
-        """Frees some of the device's memory, and says how; None where there is none to free."""
+Output = TypeVar("Output")
 
 
 class Mode(Protocol):
@@ -90,18 +57,6 @@ class Mode(Protocol):
 
     def block(self, run: "Run") -> Iterator[Event]:
         """Produces the next tokens: emits them, or sets `run.finish_reason`."""
-
-
-@dataclass
-class Clock:
-    """Counts and seconds of a run's forwards, the pick and its transfer included."""
-
-    prompt_tokens: int = 0
-    prompt_seconds: float = 0.0
-    previews: int = 0
-    preview_seconds: float = 0.0
-    commits: int = 0
-    commit_seconds: float = 0.0
 
 
 class Run:
@@ -132,6 +87,7 @@ class Run:
         self.result: GenerationResult | None = None
         self.tokens: list[EmittedToken] = []
         self.blocks: list[Block] = []
+        self.rounds: list[Round] = []
         self.clock = Clock()
         self.reused_tokens = 0
         self._picker: Picker = picker or HostPicker()
@@ -180,6 +136,40 @@ class Run:
         self._experts_used += used
         return output
 
+    def verify(self, tokens: Sequence[int]) -> VerifiedOutput:
+        """One causal forward over rows that may not count; the state stays as it is."""
+        output = self._within_memory(lambda: self.model.verify(tokens, self.state))
+        self.clock.verifies += 1
+        return output
+
+    def accept(self, record: VerifyRecord, rows: int) -> None:
+        """Commits the first rows of a verify, the pending token before all."""
+        self._within_memory(lambda: self.model.accept(record, rows, self.state))
+        self.pending, self.next_logits = None, None
+
+    def propose(self, output: ForwardOutput, *, block: Sequence[int]) -> RowStatistics:
+        """The likeliest token of each row of a previewed block but the first, the pending one.
+
+        In plain PyTorch wherever the logits are, as `judge`.
+        """
+        rows = range(1, len(block))
+        positions = [self.controls.length + row for row in rows]
+        controls = self.controls.at(positions, visible=block).to(output.logits.device)
+        greedy = replace(self.settings, temperature=0.0)
+        return pick(
+            output.logits, controls, greedy, rows=rows, positions=positions, pass_number=0
+        ).cpu()
+
+    def judge(self, output: ForwardOutput, *, drafts: Sequence[int]) -> Judged:
+        """Which drafts are accepted, by the logits of a verify of the pending token and them."""
+        return judge(
+            output.logits,
+            self.controls.along(drafts).to(output.logits.device),
+            self.settings,
+            drafts=drafts,
+            position=self.controls.length + 1,
+        )
+
     def pick_next(self, logits: Tensor) -> RowStatistics:
         """The next token, from the logits [1, V] of the last committed one."""
         return self._picker.pick(logits, self.controls, rows=[0])
@@ -225,20 +215,51 @@ class Run:
         """Writes the record of a forward that picked tokens; call it before they are emitted."""
         if self._trace is not None:
             positions = [self.controls.length + row + 1 for row in rows]
+            ahead = int(self.pending is not None)  # the forward's first row
             self._trace.write(
                 pass_record(
                     statistics,
                     self.controls.at(positions, visible=block_before),
                     mode=self.settings.mode,
                     block=len(self.blocks),
-                    start=self.state.length,
+                    start=self.state.length + ahead,
                     pass_number=pass_number,
                     block_before=block_before,
                     rows=rows,
                     reasons=reasons,
                     coresets=[len(coreset) for coreset in output.coresets] if output else [],
                     milliseconds=milliseconds,
-                    routing=self._routing(output, "preview", masked=rows) if output else None,
+                    routing=(
+                        self._routing(output, "preview", masked=[row + ahead for row in rows])
+                        if output
+                        else None
+                    ),
+                )
+            )
+
+    def trace_verify(
+        self,
+        judged: Judged,
+        *,
+        start: int,
+        tokens: Sequence[int],
+        reasons: Sequence[str],
+        output: ForwardOutput,
+        milliseconds: float,
+    ) -> None:
+        """Writes the record of a verify of `tokens`; call it before anything is emitted."""
+        if self._trace is not None:
+            self._trace.write(
+                verify_record(
+                    judged.statistics,
+                    self.controls.along(tokens[1:]),
+                    block=len(self.rounds),
+                    start=start,
+                    tokens=tokens,
+                    reasons=reasons,
+                    accepted=judged.accepted,
+                    milliseconds=milliseconds,
+                    routing=self._routing(output, "commit"),
                 )
             )
 
@@ -272,15 +293,17 @@ class Run:
             finish_reason=finish_reason,
             mode=self.settings.mode,
             blocks=tuple(self.blocks),
+            rounds=tuple(self.rounds),
+            of_rounds=self.clock.of_rounds(self.rounds),
             stats=self._stats(),
-            cache=self._cache_use(),
+            cache=CacheUse.between(self._cache_before, self.model.offload_stats()),
         )
         if self._trace is not None:
             self._trace.write(end_record(finish_reason, result.token_ids, asdict(result.stats)))
         self.result = result
         return result
 
-    def _within_memory(self, forward: Callable[[], ForwardOutput]) -> ForwardOutput:
+    def _within_memory(self, forward: Callable[[], Output]) -> Output:
         """A forward; where the device has no room for it, again with fewer experts there.
 
         A forward that fails leaves the state as it was, so the answer goes on as if nothing was.
@@ -326,39 +349,22 @@ class Run:
             )
         return seconds
 
-    def _cache_use(self) -> CacheUse | None:
-        """What the expert cache did since the run began."""
-        now, before = self.model.offload_stats(), self._cache_before
-        if now is None or before is None:
-            return None
-        return CacheUse(
-            hits=now.total.hits - before.total.hits,
-            misses=now.total.misses - before.total.misses,
-            evicted=now.total.evicted - before.total.evicted,
-            refused=now.total.refused - before.total.refused,
-            bytes=now.copied.bytes - before.copied.bytes,
-            exposed_ms=now.copied.exposed_ms - before.copied.exposed_ms,
-            hidden_ms=now.copied.hidden_ms - before.copied.hidden_ms,
-        )
-
     def _stats(self) -> Stats:
-        cache = self._cache_use()
+        cache = CacheUse.between(self._cache_before, self.model.offload_stats())
         clock, device = self.clock, self.model.device
-        forwards = clock.previews + clock.commits
+        commits = clock.commits + clock.verifies
         layers = self.model.config.num_hidden_layers
         on_cuda = device.type == "cuda"
         return Stats(
-            forwards=forwards,
+            forwards=clock.forwards,
             previews=clock.previews,
-            commits=clock.commits,
-            tokens_per_forward=_ratio(len(self.tokens), forwards),
+            commits=commits,
+            tokens_per_forward=_ratio(len(self.tokens), clock.forwards),
             tokens_per_preview=_ratio(len(self.tokens), clock.previews),
             ms_per_preview=_ratio(1000 * clock.preview_seconds, clock.previews),
-            ms_per_commit=_ratio(1000 * clock.commit_seconds, clock.commits),
+            ms_per_commit=_ratio(1000 * (clock.commit_seconds + clock.verify_seconds), commits),
             prompt_tokens_per_second=_ratio(clock.prompt_tokens, clock.prompt_seconds),
-            tokens_per_second=_ratio(
-                len(self.tokens), clock.preview_seconds + clock.commit_seconds
-            ),
+            tokens_per_second=_ratio(len(self.tokens), clock.seconds),
             distinct_experts_per_layer=_ratio(float(self._experts_used), clock.previews * layers),
             hit_rate=1.0 if cache is None else _ratio(cache.hits, cache.hits + cache.misses) or 0.0,
             bytes_from_host=0 if cache is None else cache.bytes,

@@ -15,7 +15,9 @@ from clover_local.config import GenerationConfig, ModelConfig
 from clover_local.errors import SettingsError
 from clover_local.files import LARGEST, STRONGEST
 
-MODES = ("denoise", "ar")
+MODES = ("denoise", "ar", "draft")
+ACCEPT = ("typical", "exact")
+DRAFT_WIDTHS = (1, 2, 4, 8, 16, 32)
 SAMPLERS = ("threshold",)
 DEFAULT = "default"
 FROM_CONFIG = "config.json"
@@ -36,6 +38,10 @@ class Settings:
     max_new_tokens: int = 2048
     threshold: float = 0.95
     sampler: str = "threshold"
+    draft_width: int = 16
+    accept: str = "typical"
+    accept_ratio: float = 0.9
+    accept_delta: float = 0.6
     temperature: float = 0.0
     top_k: int = 0
     top_p: float = 1.0
@@ -91,6 +97,16 @@ def _whole(
     return Key(f"a whole number{low}{high}", convert, generation_key)
 
 
+def _width() -> Key:
+    def convert(value: object) -> int:
+        number = int(str(_whole(1).convert(value)))
+        if number not in DRAFT_WIDTHS:
+            raise ValueError
+        return number
+
+    return Key("one of " + ", ".join(map(str, DRAFT_WIDTHS)), convert)
+
+
 def _number(
     holds: Callable[[float], bool], expects: str, *, generation_key: str | None = None
 ) -> Key:
@@ -133,6 +149,10 @@ KEYS: dict[str, Key] = {
     "max_new_tokens": _whole(1),
     "threshold": _number(lambda x: 0 <= x <= 1, "a number from 0 to 1"),
     "sampler": _choice(SAMPLERS),
+    "draft_width": _width(),
+    "accept": _choice(ACCEPT),
+    "accept_ratio": _number(lambda x: 0 <= x <= 1, "a number from 0 to 1"),
+    "accept_delta": _number(lambda x: 0 <= x <= STRONGEST, f"a number from 0 to {STRONGEST:.0f}"),
     "temperature": _number(
         lambda x: 0 <= x <= STRONGEST, f"a number from 0 (greedy) to {STRONGEST:.0f}"
     ),

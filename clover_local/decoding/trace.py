@@ -136,7 +136,57 @@ def pass_record(
 
     `rows` and `reasons` belong to the rows of `statistics`; one with reason "" was not fixed.
     """
-    fixed = [
+    return {
+        "record": "pass",
+        "mode": mode,
+        "block": block,
+        "start": start,
+        "pass": pass_number,
+        "block_before": list(block_before),
+        "controls": controls.describe(),
+        "fixed": _fixed(statistics, rows=rows, reasons=reasons),
+        "coreset_sizes": list(coresets),
+        "milliseconds": milliseconds,
+        **({} if routing is None else {"routing": routing}),
+    }
+
+
+def verify_record(
+    statistics: RowStatistics,
+    controls: Controls,
+    *,
+    block: int,
+    start: int,
+    tokens: Sequence[int],
+    reasons: Sequence[str],
+    accepted: int,
+    milliseconds: float,
+    routing: dict[str, object] | None,
+) -> dict[str, object]:
+    """One causal forward over a pending token and drafts, of the round `block`.
+
+    `statistics` and `reasons` are of the accepted drafts and the boundary token. Row r of `fixed`
+    is what row r of the forward predicts.
+    """
+    return {
+        "record": "verify",
+        "mode": "draft",
+        "block": block,
+        "start": start,
+        "tokens": list(tokens),
+        "controls": controls.describe(),
+        "accepted": accepted,
+        "fixed": _fixed(statistics, rows=range(len(reasons)), reasons=reasons),
+        "milliseconds": milliseconds,
+        **({} if routing is None else {"routing": routing}),
+    }
+
+
+def _fixed(
+    statistics: RowStatistics, *, rows: Sequence[int], reasons: Sequence[str]
+) -> list[dict[str, object]]:
+    """The rows that got a token, each with why and with what else was likely."""
+    return [
         {
             "row": row,
             "token": int(statistics.token[i]),
@@ -154,19 +204,6 @@ def pass_record(
         for i, row in enumerate(rows)
         if reasons[i]
     ]
-    return {
-        "record": "pass",
-        "mode": mode,
-        "block": block,
-        "start": start,
-        "pass": pass_number,
-        "block_before": list(block_before),
-        "controls": controls.describe(),
-        "fixed": fixed,
-        "coreset_sizes": list(coresets),
-        "milliseconds": milliseconds,
-        **({} if routing is None else {"routing": routing}),
-    }
 
 
 def commit_record(

@@ -1,6 +1,6 @@
 """The routing of a run: what `--trace` records of each forward, and the reader of such a file.
 
-A record of a forward (`pass` or `commit`) carries under `routing`
+A record of a forward (`pass`, `commit` or `verify`) carries under `routing`
 
     layers, experts   L, E
     used              base64 of L * E bits, layer by layer, lowest bit first: which experts
@@ -130,7 +130,7 @@ def read_routing(record: Mapping[str, Any], *, kind: Kind, block: int, number: i
 def read_trace(path: Path) -> RoutingTrace:
     """Reads the routing out of a trace that `--trace` wrote.
 
-    Every commit of an answer ends a block, so does the end of a run.
+    Every commit of an answer ends a block, so does the end of a run; a verify counts as a commit.
 
     Raises:
         TraceError: no such file, no trace, no routing in it, or a damaged line.
@@ -142,7 +142,7 @@ def read_trace(path: Path) -> RoutingTrace:
             for line, text in enumerate(file, start=1):
                 record = _parsed(text, path=path, line=line)
                 name = record["record"]
-                if name in ("pass", "commit") and record.get("routing") is not None:
+                if name in ("pass", "commit", "verify") and record.get("routing") is not None:
                     kind = _kind(record)
                     with _naming(path, line):
                         forwards.append(

@@ -62,7 +62,7 @@ def test_set_says_when_a_key_has_no_effect(
         ("/set threshold", "key and a value"),
         ("/set treshold 1", "did you mean threshold"),
         ("/set threshold two", "from 0 to 1"),
-        ("/mode draft", "denoise, ar"),
+        ("/mode drafts", "denoise, ar"),
         ("/watch tv", "off, block, heat"),
         ("/think maybe", "on, off, auto"),
     ],

@@ -23,6 +23,14 @@ SETTINGS = Settings(mask_token_id=9, vocab_size=10)
         (["length_penalty_window"], {"length_penalty": 1.0}, []),
         (["think_end_start", "think_end_window"], {}, ["think_end_start", "think_end_window"]),
         (["think_end_start"], {"think_end_bias": 2.0}, []),
+        (["threshold", "sampler"], {"mode": "draft"}, ["threshold", "sampler"]),
+        (["draft_width", "accept"], {}, ["draft_width", "accept"]),
+        (["draft_width", "accept_ratio"], {"mode": "draft"}, []),
+        (
+            ["draft_width", "accept_delta"],
+            {"mode": "draft", "accept": "exact"},
+            ["accept_delta"],
+        ),
         (["mode", "temperature", "suppress"], {}, []),
     ],
 )

@@ -118,7 +118,7 @@ def test_the_system_prompt_lengthens_the_prompt(answer: Call) -> None:
     [
         (("-p", " "), "empty"),
         (("-p", "x", "--sampler", "nonsense"), "threshold"),
-        (("-p", "x", "--mode", "draft"), "denoise, ar"),
+        (("-p", "x", "--mode", "drafts"), "denoise, ar"),
         (("-p", "x", "--threshold", "1.5"), "from 0 to 1"),
         (("-p", "x", "--device", "tpu"), "cpu or cuda"),
         (("-p", "x", "--dtype", "int3"), "float32 or bfloat16"),

@@ -1,9 +1,18 @@
 """A run's cost in words."""
 
+from dataclasses import replace
+
 import pytest
 
 from clover_local.cli.status import size, stats_rows, status_line
-from clover_local.decoding.result import Block, EmittedToken, Fixed, GenerationResult, Stats
+from clover_local.decoding.result import (
+    Block,
+    EmittedToken,
+    Fixed,
+    GenerationResult,
+    RoundStats,
+    Stats,
+)
 
 STATS = Stats(
     forwards=10,
@@ -50,11 +59,19 @@ def test_modes_without_blocks_have_no_passes() -> None:
 
 
 def test_rows_show_units_and_what_was_not_measured() -> None:
-    rows = dict(stats_rows(STATS))
+    rows = dict(stats_rows(result("stop")))
     assert rows["ms_per_preview"] == "12.34 ms"
     assert rows["ms_per_commit"] == "-"
     assert rows["host_peak_bytes"] == "2.5 GB"
     assert rows["forwards"] == "10"
+
+
+def test_rounds_are_told_where_there_were_some() -> None:
+    rounds = RoundStats(rounds=4, tokens_per_round=5.25, drafts_per_round=15.0, ms_per_verify=2.5)
+    drafted = replace(result("stop", blocks=0), of_rounds=rounds)
+    assert "5.2 a round" in status_line(drafted)
+    assert dict(stats_rows(drafted))["ms_per_verify"] == "2.50 ms"
+    assert "ms_per_verify" not in dict(stats_rows(result("stop")))
 
 
 @pytest.mark.parametrize(

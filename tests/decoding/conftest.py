@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from clover_local.cache import SequenceState
+from clover_local.cache import SequenceState, VerifyRecord
 from clover_local.config import ModelConfig
 from clover_local.decoding.pick import DeviceBlock
 from clover_local.decoding.settings import Settings
@@ -25,6 +25,11 @@ class ScriptedOutput:
     coresets: tuple[Tensor, ...] = ()
     distinct_experts: Tensor | None = None
     block: DeviceBlock | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScriptedVerify(ScriptedOutput):
+    record: VerifyRecord
 
 
 @dataclass
@@ -43,6 +48,7 @@ class ScriptedModel:
     experts_counted: int | None = None
     commits: list[list[int]] = field(default_factory=list)
     previews: list[list[int]] = field(default_factory=list)
+    verifies: list[list[int]] = field(default_factory=list)
     logits_asked: list[str] = field(default_factory=list)
 
     def commit(
@@ -53,13 +59,25 @@ class ScriptedModel:
         logits: Literal["all", "last", "none"] = "last",
         kind: Literal["commit", "prompt"] = "commit",
     ) -> ScriptedOutput:
-        self.before_forward(len(self.commits) + len(self.previews))
+        self.before_forward(len(self.commits) + len(self.previews) + len(self.verifies))
         self.commits.append(list(tokens))
         self.logits_asked.append(logits)
         kept = state.committed
         state.advance(list(tokens), recurrent=kept.recurrent, conv=kept.conv)
         asked = {"all": len(tokens), "last": 1, "none": 0}[logits]
         return ScriptedOutput(self._rows(state.length + 1 - asked, asked))
+
+    def verify(self, tokens: Sequence[int], state: SequenceState) -> ScriptedVerify:
+        self.before_forward(len(self.commits) + len(self.previews) + len(self.verifies))
+        self.verifies.append(list(tokens))
+        state.reserve(len(tokens))
+        record = VerifyRecord(state.committed, tuple(tokens), ())
+        return ScriptedVerify(self._rows(state.length + 1, len(tokens)), record=record)
+
+    def accept(self, record: VerifyRecord, rows: int, state: SequenceState) -> None:
+        assert state.committed is record.before
+        kept = state.committed
+        state.advance(record.tokens[:rows], recurrent=kept.recurrent, conv=kept.conv)
 
     def offload_stats(self) -> None:
         pass
@@ -68,7 +86,7 @@ class ScriptedModel:
         pass
 
     def preview(self, block: Sequence[int], state: SequenceState) -> ScriptedOutput:
-        self.before_forward(len(self.commits) + len(self.previews))
+        self.before_forward(len(self.commits) + len(self.previews) + len(self.verifies))
         self.previews.append(list(block))
         # Two distinct experts; three in the layer of `experts + 1`.
         experts = torch.tensor([[0, 1], [1, -1]])

@@ -135,3 +135,35 @@ def test_counts_grow_token_by_token_as_all_at_once() -> None:
     assert counted == {token: tokens.count(token) for token in tokens}
     assert made.length == 500
     assert 7 in made and 300 not in made
+
+
+def test_every_row_of_several_tokens_is_controlled_as_in_a_forward_of_its_own() -> None:
+    """Counts, presence, positions and the thinking budget, over histories that grow row by row."""
+    settings = Settings(
+        mask_token_id=19,
+        vocab_size=20,
+        stop_ids=(17, 18),
+        think_end_token_id=5,
+        presence_penalty=0.7,
+        frequency_penalty=0.3,
+        repetition_penalty=1.4,
+        length_penalty=2.0,
+        length_penalty_start=3,
+        length_penalty_window=7,
+        think_end_bias=3.0,
+        think_end_start=2,
+        think_end_window=5,
+    )
+    so_far, tokens = [3, 8, 3], [8, 1, 5, 1, 3, 1, 9]
+    logits = torch.randn(len(tokens) + 1, 20, generator=torch.manual_seed(0))
+    response = ResponseControls(settings)
+    response.add(so_far)
+    together = response.along(tokens)
+    ours = together.apply(together.ban(logits.clone()))
+    for row in range(len(logits)):
+        alone = ResponseControls(settings)
+        alone.add(so_far + tokens[:row])
+        controls = alone.at([alone.length + 1])
+        expected = controls.apply(controls.ban(logits[row : row + 1].clone()))
+        assert torch.equal(ours[row : row + 1], expected)
+    assert response.length == len(so_far)

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from clover_local.cache import SequenceState
+from clover_local.cache import SequenceState, VerifyRecord
 from clover_local.config import ModelConfig
 from clover_local.decoding.autoregressive import Autoregressive
 from clover_local.decoding.controls import ResponseControls
@@ -20,6 +20,7 @@ from clover_local.decoding.host_pick import HostPicker
 from clover_local.decoding.pick import DeviceBlock, Picker, RowStatistics
 from clover_local.decoding.run import Mode, Run
 from clover_local.decoding.settings import Settings
+from clover_local.decoding.speculation.draft import Draft
 from clover_local.errors import CloverError
 
 if TYPE_CHECKING:
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 
 MASK, STOP, PAD, VOCABULARY = 49, 48, 47, 50
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-MODES: dict[str, Mode] = {"denoise": Denoise(), "ar": Autoregressive()}
+MODES: dict[str, Mode] = {"denoise": Denoise(), "ar": Autoregressive(), "draft": Draft()}
 BLOCK = 3
 """Rows: each takes the interpreter some milliseconds a pass."""
 
@@ -39,6 +40,11 @@ class Output:
     expert_ids: tuple[Tensor, ...] = ()
     coresets: tuple[Tensor, ...] = ()
     distinct_experts: Tensor | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class VerifyOutput(Output):
+    record: VerifyRecord
 
 
 @dataclass
@@ -79,6 +85,15 @@ class Noisy:
             self._keep(list(block))
         positions = range(state.length, state.length + len(block))
         return Output(noise(positions, salt=sum(block)), self.block)
+
+    def verify(self, tokens: Sequence[int], state: SequenceState) -> VerifyOutput:
+        positions = range(state.length + 1, state.length + 1 + len(tokens))
+        record = VerifyRecord(state.committed, tuple(tokens), ())
+        return VerifyOutput(noise(positions, salt=0), record=record)
+
+    def accept(self, record: VerifyRecord, rows: int, state: SequenceState) -> None:
+        kept = state.committed
+        state.advance(record.tokens[:rows], recurrent=kept.recurrent, conv=kept.conv)
 
     def _keep(self, block: list[int]) -> None:
         """The block on the device, sent only where it is not there by now."""

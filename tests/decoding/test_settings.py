@@ -60,7 +60,11 @@ def test_set_parses_text_and_remembers_where_it_came_from(golden_config: ModelCo
 
 
 BAD = [
-    ("mode", "draft", "denoise, ar"),
+    ("mode", "drafts", "denoise, ar, draft"),
+    ("draft_width", "12", "1, 2, 4, 8, 16, 32"),
+    ("accept", "all", "typical, exact"),
+    ("accept_ratio", "1.1", "from 0 to 1"),
+    ("accept_delta", "-1", "from 0"),
     ("sampler", "factor", "threshold"),
     ("max_new_tokens", "0", "1 or more"),
     ("max_new_tokens", "12.5", "whole number"),

@@ -15,7 +15,7 @@ import torch
 
 from clover_local.cache import SequenceState
 from clover_local.config import ModelConfig, parse_generation_config
-from clover_local.decoding.random import PICK, uniform
+from clover_local.decoding.random import ACCEPT, BOUNDARY, PICK, uniform
 from clover_local.decoding.settings import resolve
 from clover_local.generate import generate
 from clover_local.model.clover import Clover
@@ -71,11 +71,12 @@ class Written:
 
     tokens: list[int] = field(default_factory=list)
     passes: list[list[tuple[int, int, float]]] = field(default_factory=list)
+    rounds: list[tuple[list[int], int, int]] = field(default_factory=list)
     finish_reason: str = ""
 
 
 class Rules:
-    """decoding.md, sections 1, 3 and 4, for the modes `denoise` and `ar`."""
+    """decoding.md, sections 1, 3 and 4, for every mode."""
 
     def __init__(self, model: Clover, controls: dict[str, Any], flags: dict[str, Any]) -> None:
         self.model, self.c = model, {**NEUTRAL, **controls}
@@ -113,6 +114,70 @@ class Rules:
             if self.run.finish_reason:
                 return self.run
             logits = self.model.commit([token], self.state).logits[-1].double().tolist()
+
+    def draft(self) -> Written:
+        logits = self.model.commit(PROMPT, self.state).logits[-1].double().tolist()
+        list(self.emitted([self.pick(logits, 1, number=0, visible=[])[0]]))
+        while not self.run.finish_reason:
+            so_far = len(self.run.tokens)
+            room = min(self.flags["max_new_tokens"] - so_far, CONTEXT - len(PROMPT) - so_far)
+            width = self.flags["draft_width"]
+            while width > room:
+                width //= 2
+            drafts = self.drafts(width) if width > 1 else []
+            tokens, accepted = list[int](), 0
+            for row, logits in enumerate(self.causal_rows(drafts)):
+                self.run.tokens[so_far:] = drafts[:row]
+                scores = self.controlled(logits, so_far + row + 1, visible=[])
+                draft = drafts[row] if row < len(drafts) else None
+                token = self.judged(scores, so_far + row + 1, draft)
+                tokens.append(token if token is not None else drafts[row])
+                if token is not None:
+                    break
+                accepted += 1
+            self.run.tokens[so_far:] = []
+            self.run.rounds.append((drafts, accepted, tokens[-1]))
+            self.model.commit([self.run.tokens[-1], *list(self.emitted(tokens))[:-1]], self.state)
+        return self.run
+
+    def drafts(self, width: int) -> list[int]:
+        block = [self.run.tokens[-1]] + [MASK] * (width - 1)
+        logits = self.model.preview(block, self.state).logits.double().tolist()
+        length = len(self.run.tokens)
+        rows = [self.controlled(logits[r], length + r, visible=block) for r in range(1, width)]
+        return [scores.index(max(scores)) for scores in rows]
+
+    def causal_rows(self, drafts: list[int]) -> list[list[float]]:
+        """Logits behind the pending token and behind each draft, over a state made from nothing."""
+        state = SequenceState(self.model.config, context=500, device="cpu", dtype=torch.float32)
+        tokens = [*PROMPT, *self.run.tokens, *drafts]
+        logits: list[list[float]] = (
+            self.model.commit(tokens, state, logits="all").logits.double().tolist()
+        )
+        return logits[-len(drafts) - 1 :]
+
+    def judged(self, scores: list[float], n: int, draft: int | None) -> int | None:
+        """None for a draft that is accepted, else the boundary token."""
+        flags = self.flags
+        weights = [math.exp(x - max(scores)) for x in scores]
+        p = [weight / sum(weights) for weight in weights]
+        u = uniform(flags["seed"], n, pass_number=0, purpose=BOUNDARY)
+        if flags["temperature"] > 0 and flags["accept"] == "exact":
+            kept = self.kept(scores)
+            share = dict(kept).get(-1 if draft is None else draft, 0.0)
+            total = sum(weight for _, weight in kept)
+            test = uniform(flags["seed"], n, pass_number=0, purpose=ACCEPT)
+            if draft is not None and test < share / total:
+                return None
+            return self.walk([(t, weight) for t, weight in kept if t != draft], u)
+        own = scores.index(max(scores)) if flags["temperature"] == 0 else None
+        if draft is not None and flags["accept"] == "exact" and draft == own:
+            return None
+        if draft is not None and flags["accept"] == "typical":
+            entropy = -sum(x * math.log(x) for x in p if x > 0)
+            if p[draft] >= min(0.4, 0.3 * math.exp(-entropy)):
+                return None
+        return own if own is not None else self.walk(self.kept(scores), u)
 
     def emitted(self, block: Sequence[int]) -> Iterator[int]:
         """The tokens of a resolved block that count."""
@@ -163,6 +228,10 @@ class Rules:
         return float(strength * min(max(share, 0.0), 1.0))
 
     def drawn(self, scores: Sequence[float], u: float) -> int:
+        return self.walk(self.kept(scores), u)
+
+    def kept(self, scores: Sequence[float]) -> list[tuple[int, float]]:
+        """(token, weight) of what may be drawn, by falling weight."""
         scaled = [x / self.flags["temperature"] for x in scores]
         order = sorted(range(len(scores)), key=lambda i: (-scaled[i], i))
         if self.flags["top_k"]:
@@ -174,6 +243,9 @@ class Rules:
             if not kept or before < self.flags["top_p"] * sum(weights):
                 kept.append((token, weight))
             before += weight
+        return kept
+
+    def walk(self, kept: Sequence[tuple[int, float]], u: float) -> int:
         target, mass = u * sum(weight for _, weight in kept), 0.0
         for token, weight in kept:
             mass += weight
@@ -188,31 +260,33 @@ def model(odd_config: ModelConfig, random_model: Callable[[ModelConfig], Clover]
     return random_model(replace(odd_config, **sizes))  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("mode", ["denoise", "ar"])
+DRAFTS = {"accept": "typical", "accept_ratio": 0.4, "accept_delta": 0.3, "draft_width": 8}
+MODES: dict[str, dict[str, Any]] = {
+    "denoise": {"mode": "denoise"},
+    "ar": {"mode": "ar"},
+    "draft": {"mode": "draft", **DRAFTS},
+    "draft-exact": {"mode": "draft", **DRAFTS, "accept": "exact", "draft_width": 16},
+}
+
+
+@pytest.mark.parametrize("named", MODES)
 @pytest.mark.parametrize("case", CASES)
-def test_run_is_what_the_rules_say(case: str, mode: str, model: Clover) -> None:
+def test_run_is_what_the_rules_say(case: str, named: str, model: Clover) -> None:
     controls, given = CASES[case]
-    flags = {"max_new_tokens": 50, "threshold": THRESHOLD, **given}
-    written: Written = getattr(Rules(model, controls, flags), mode)()
+    flags = {"max_new_tokens": 50, "threshold": THRESHOLD, **given, **MODES[named]}
+    written: Written = getattr(Rules(model, controls, flags), flags["mode"])()
     neutral = {key: NEUTRAL[key] for key in ("eos_token_id", "pad_token_id")}
     generation = parse_generation_config({**neutral, **controls}, model.config, "the file")
-    settings = resolve(model.config, generation, {"mode": mode, **flags}).settings
+    settings = resolve(model.config, generation, flags).settings
     state = SequenceState(model.config, context=CONTEXT, device="cpu", dtype=torch.float32)
     result = generate(model, state, settings, PROMPT)
     assert list(result.token_ids) == written.tokens
     assert result.finish_reason == written.finish_reason
+    assert [(list(r.draft), r.accepted, r.boundary) for r in result.rounds] == written.rounds
     passes = [rows for block in result.blocks for rows in block.passes]
     assert [[(f.row, f.token) for f in rows] for rows in passes] == [
         [(row, token) for row, token, _ in rows] for rows in written.passes
     ]
     assert [f.confidence for rows in passes for f in rows] == pytest.approx(
         [confidence for rows in written.passes for _, _, confidence in rows], abs=1e-5
-    )
-    print(
-        case,
-        mode,
-        written.finish_reason,
-        len(written.tokens),
-        [len(p) for p in written.passes],
-        written.tokens,
     )

@@ -16,7 +16,7 @@ from clover_local.demo.score import held_out, score
 from clover_local.session import Session, load, open_model
 
 FOLDER = Path(clover_local.demo.__file__).parent
-MODES = ("ar", "denoise")
+MODES = ("ar", "denoise", "draft")
 
 
 @pytest.fixture(scope="module")
@@ -70,6 +70,33 @@ def test_held_out_questions_are_answered_exactly(session: Session, mode: str, le
     if mode == "denoise":
         assert result.tokens_per_preview is not None
         assert result.tokens_per_preview >= 3
+
+
+@pytest.mark.parametrize("width", [2, 16, 32])
+def test_drafts_that_are_accepted_exactly_write_what_ar_writes(
+    session: Session, width: int
+) -> None:
+    generator, tokens, rounds = session.generator, 0, 0
+    for example in held_out(31, per_family=1):
+        results = []
+        for mode in ("ar", "draft"):
+            generator.settings = replace(
+                generator.settings, mode=mode, accept="exact", draft_width=width
+            )
+            generator.state.reset()
+            prompt = session.opened.tokenizer.render(
+                example.messages, enable_thinking=example.think, tools=example.tools or None
+            )
+            for _ in generator.run(session.opened.tokenizer.encode(prompt)):
+                pass
+            assert generator.result is not None
+            results.append(generator.result)
+        written, drafted = results
+        assert drafted.token_ids == written.token_ids
+        assert drafted.finish_reason == written.finish_reason
+        tokens += len(drafted.tokens)
+        rounds += len(drafted.rounds)
+    assert tokens > 1.5 * rounds
 
 
 def test_the_second_turn_reuses_the_first(session: Session) -> None:

@@ -1,0 +1,1 @@
+"""`auto`: whichever mode is the fastest on this machine and this text."""

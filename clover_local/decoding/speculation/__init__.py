@@ -1,0 +1,1 @@
+"""Self-speculation: a preview proposes tokens, one causal forward verifies them."""
