@@ -243,6 +243,7 @@ def _model(
         dtype=number,
         routed_experts=not placement.offloads,
         on_host=[EMBEDDING] if on_host else [],
+        mapped=not placement.offloads,
         on_progress=on_progress,
     )
     experts: Experts

@@ -1,6 +1,9 @@
 """Whole answers with some experts off the device: the text is that of resident experts."""
 
+import os
 import random
+import shutil
+import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -10,7 +13,7 @@ import torch
 
 from clover_local.decoding.events import PassDone
 from clover_local.decoding.settings import resolve
-from clover_local.errors import ResourceError
+from clover_local.errors import CheckpointError, ResourceError
 from clover_local.experts.offloaded import OffloadedExperts
 from clover_local.placement import MemoryOptions
 from clover_local.residency.names import POLICY_NAMES
@@ -74,15 +77,17 @@ def test_text_is_that_of_resident_experts(
     assert result.cache.misses == stats.total.misses == stats.copied.records
 
 
-@pytest.mark.parametrize("memory", [{"expert_slots": 9}, {"device_bytes": 30_000_000}])
+@pytest.mark.parametrize(
+    "memory", [MemoryOptions(expert_slots=9), MemoryOptions(device_bytes=30_000_000)]
+)
 def test_a_long_prompt_is_cut_as_with_resident_experts(
-    memory: dict[str, int], golden_folder: Path
+    memory: MemoryOptions, golden_folder: Path
 ) -> None:
     opened = open_model(str(golden_folder))
     settings = resolve(opened.config, opened.generation, {}).settings
     resident, planned = (
-        load(opened, settings, device="cpu", context=8192, memory=MemoryOptions(**given))
-        for given in ({}, memory)
+        load(opened, settings, device="cpu", context=8192, memory=given)
+        for given in (MemoryOptions(), memory)
     )
     assert planned.placement.plan is not None
     assert planned.generator.prefill_rows == resident.generator.prefill_rows
@@ -94,6 +99,22 @@ def test_text_is_the_same_for_every_policy(
 ) -> None:
     memory = MemoryOptions(expert_slots=13, policy=policy)
     assert answer(session_of(golden_folder, memory=memory)) == expected["golden", "denoise"]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_a_file_that_is_cut_while_in_use_ends_an_answer_not_the_process(
+    quantized_folder: Path, tmp_path: Path
+) -> None:
+    folder = Path(shutil.copytree(quantized_folder, tmp_path / "model"))
+    session = session_of(folder, memory=MemoryOptions(expert_slots=9))
+    assert str(folder) not in Path("/proc/self/maps").read_text(encoding="utf-8")
+    before = answer(session)
+    for path in folder.glob("*.safetensors"):
+        os.truncate(path, 100)
+    session.generator.state.reset()
+    with pytest.raises(CheckpointError, match="ends too early, it was changed while in use"):
+        answer(session)
+    assert before
 
 
 def events(session: Session) -> Iterator[object]:

@@ -2,7 +2,8 @@
 
 On the CPU a packed matrix stays a view of the map, and so does a plain tensor that already has the
 wanted dtype; any other is converted on its own, so that no second copy of the model exists at any
-time. Plain experts that are apart on disk are stacked in place.
+time. Plain experts that are apart on disk are stacked in place. Where a map is not wanted, since
+a file that is cut while it is mapped ends the process, the tensors are read one by one.
 """
 
 from collections.abc import Callable, Collection, Sequence
@@ -16,12 +17,20 @@ from clover_local.checkpoint.encoded import Encoded
 from clover_local.checkpoint.packed import PackedInfo
 from clover_local.checkpoint.parameters import DOWN, EMBEDDING, GATE_UP, HEAD
 from clover_local.checkpoint.placements import Checkpoint, Placement
-from clover_local.checkpoint.read import TORCH_DTYPES, ExpertWeights, joined, packed_weight
+from clover_local.checkpoint.read import (
+    TORCH_DTYPES,
+    ExpertWeights,
+    joined,
+    packed_weight,
+    read_into,
+)
 from clover_local.checkpoint.regroup import for_device
 from clover_local.checkpoint.shards import TensorInfo
 from clover_local.config import ModelConfig
 from clover_local.errors import CheckpointError
 from clover_local.kernels.packed import PackedWeight, Weight
+
+CACHE_LINE = 64
 
 
 @dataclass(frozen=True)
@@ -44,6 +53,7 @@ def load_parameters(
     dtype: torch.dtype = torch.float32,
     routed_experts: bool = True,
     on_host: Collection[str] = (),
+    mapped: bool = True,
     on_progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> LoadedParameters:
     """Loads every parameter to `device`: float32 where `PARAMETERS` says so, `dtype` elsewhere.
@@ -54,6 +64,7 @@ def load_parameters(
     Args:
         routed_experts: without them `experts` is empty.
         on_host: parameters that stay in host memory, by name.
+        mapped: whether parameters may be views of the files.
         on_progress: called after each parameter, or each matrix of an expert, with bytes read so
             far and bytes in all.
 
@@ -62,7 +73,7 @@ def load_parameters(
             cannot be read.
     """
     checkpoint.require_fit()
-    maps = _Maps()
+    maps = _Maps() if mapped else _Reads()
     parameters: dict[str, Weight] = {}
     experts = _Experts(config.num_experts, torch.device(device), dtype)
     chosen = {
@@ -164,6 +175,16 @@ class _Maps:
         if content.storage_offset() % dtype.itemsize:
             content = content.clone()  # a file whose tensors are not aligned
         return content.view(dtype).view(tensor.shape)
+
+
+class _Reads(_Maps):
+    """Memory of its own for each tensor."""
+
+    def _bytes(self, tensor: TensorInfo | Encoded) -> Tensor:
+        lead = tensor.start % CACHE_LINE  # as in a map: MKL's rounding depends on it
+        content = torch.empty(lead + tensor.nbytes, dtype=torch.uint8)[lead:]
+        read_into(content.numpy().data, tensor.shard, tensor.start)
+        return content
 
 
 def _map(path: Path) -> Tensor:

@@ -56,7 +56,7 @@ def read_tensor(tensor: TensorInfo, *, start_row: int = 0, rows: int | None = No
         row_bytes = nbytes // have if have else 0
         start, nbytes, shape = start + start_row * row_bytes, rows * row_bytes, (rows, *shape[1:])
     content = torch.empty(nbytes, dtype=torch.uint8)
-    _read_into(content.numpy().data, tensor.shard, start)
+    read_into(content.numpy().data, tensor.shard, start)
     return content.view(TORCH_DTYPES[tensor.dtype]).view(shape)
 
 
@@ -123,7 +123,7 @@ def read_weight(placement: Placement, *, expert: int | None = None) -> Weight:
         return packed_weight(tensor, read_tensor)
     if not isinstance(tensor, TensorInfo):
         content = torch.empty(tensor.nbytes, dtype=torch.uint8)
-        _read_into(content.numpy().data, tensor.shard, tensor.start)
+        read_into(content.numpy().data, tensor.shard, tensor.start)
         return tensor.decode(content)
     if expert is not None:
         return read_tensor(tensor, start_row=expert, rows=1)[0]
@@ -145,7 +145,12 @@ def _read_expert(checkpoint: Checkpoint, name: str, expert: int) -> Weight:
     return joined([read_weight(part) for part in checkpoint.parts[name, expert]])
 
 
-def _read_into(memory: memoryview, path: Path, start: int) -> None:
+def read_into(memory: memoryview, path: Path, start: int) -> None:
+    """Fills `memory` with the bytes of a file from `start`.
+
+    Raises:
+        CheckpointError: the file ends before, or cannot be read.
+    """
     try:
         with path.open("rb", buffering=0) as file:
             file.seek(start)

@@ -10,13 +10,12 @@ from functools import cached_property
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
 from clover_local.experts.slots import Matrices
 from clover_local.kernels.dispatch import AnyRouting
-from clover_local.kernels.experts import Rows
+from clover_local.kernels.experts import Rows, gated
 from clover_local.residency.demand import IntArray
 
 
@@ -79,9 +78,8 @@ def compute_matrices(
     starts = counts.cumsum() - counts
     sources = _on(x.device, chosen // choices.per_row)
     hidden = gate_up.multiply(x, Rows(sources, members, starts, counts))
-    gate, up = hidden.chunk(2, dim=-1)
     each = _on(x.device, np.arange(len(chosen)))
-    out = down.multiply(F.silu(gate) * up, Rows(each, members, starts, counts))[:-1]
+    out = down.multiply(gated(hidden), Rows(each, members, starts, counts))[:-1]
     target = _on(x.device, chosen)
     weights = routing.weights.flatten()[target]
     results.view(-1, results.shape[-1])[target] = out.float() * weights[:, None]

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from clover_local.kernels.experts import ExpertMatrices, expert_mlp
+from clover_local.kernels.experts import ExpertMatrices, expert_mlp, gated
 from clover_local.kernels.int4 import pack
 from clover_local.kernels.linear import blocked_weight
 from clover_local.kernels.packed import PackedWeight, Weight
@@ -153,3 +153,16 @@ def test_rows_that_use_no_expert_get_zeros() -> None:
     for convert in (list, plain):
         out = expert_mlp(x, nobody, gate_up=convert(gate_up), down=convert(DOWN4))
         assert torch.equal(out, torch.zeros(3, 96))
+
+
+def test_a_row_has_the_same_bits_among_any_rows_and_threads() -> None:
+    hidden = torch.randn(1400, 64, generator=torch.Generator().manual_seed(3))
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(1)
+        alone = torch.cat([gated(hidden[:700]), gated(hidden[700:])])
+        torch.set_num_threads(2)
+        for rows in range(1020, 1400, 7):  # 1025 rows are cut within the 512th
+            assert torch.equal(gated(hidden[:rows]), alone[:rows])
+    finally:
+        torch.set_num_threads(before)
