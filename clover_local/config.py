@@ -14,6 +14,7 @@ from typing import Any
 from clover_local.errors import ConfigError
 from clover_local.files import (
     Reader,
+    as_context,
     as_factor,
     as_flag,
     as_integer,
@@ -181,7 +182,7 @@ def parse_model_config(values: Mapping[str, Any], source: str) -> ModelConfig:
         shared_expert_intermediate_size=text.get("shared_expert_intermediate_size", as_size),
         rms_norm_eps=text.get("rms_norm_eps", as_number),
         tie_word_embeddings=text.get("tie_word_embeddings", as_flag, False),
-        max_position_embeddings=text.get("max_position_embeddings", as_size),
+        max_position_embeddings=text.get("max_position_embeddings", as_context),
         block_size=text.get("block_size", as_size),
         mask_token_id=text.get("mask_token_id", as_token_id),
         threshold=denoising.get("threshold", as_number, 0.95),

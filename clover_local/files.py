@@ -19,6 +19,7 @@ from clover_local.errors import ConfigError
 # without overflow, and no list that a number in a file asks for fills the memory.
 LARGEST = 2**31 - 1
 MOST_LAYERS = 1000
+MOST_TOKENS = 1 << 22  # of a context: the rotary tables have a row for each
 STRONGEST = 1e6
 
 T = TypeVar("T")
@@ -108,6 +109,12 @@ def as_factor(value: Any) -> float:
 def as_layer_count(value: Any) -> int:
     if as_size(value) > MOST_LAYERS:
         raise ValueError(f"a positive integer, at most {MOST_LAYERS}")
+    return int(value)
+
+
+def as_context(value: Any) -> int:
+    if as_size(value) > MOST_TOKENS:
+        raise ValueError(f"a positive integer, at most {MOST_TOKENS}")
     return int(value)
 
 

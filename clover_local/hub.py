@@ -41,6 +41,8 @@ def locate(model: str, *, files: Sequence[str] = MODEL_FILES) -> Path:
             f"{model} is a file: pass the folder that holds config.json and the weights, or a "
             f"{GGUF_SUFFIX} file"
         )
+    if path.endswith(GGUF_SUFFIX):
+        raise CheckpointError(f"there is no file {model!r}: check its name and its folder")
     match = _HUB_ID.fullmatch(model)
     if match is None:
         raise CheckpointError(

@@ -130,6 +130,7 @@ def test_a_missing_rope_key_is_named(values: dict[str, Any], key: str) -> None:
         ("hidden_size", 64.0, "an integer"),
         ("num_experts", True, "an integer"),
         ("num_hidden_layers", 0, "a positive integer"),
+        ("max_position_embeddings", 2**31 - 1, "a positive integer, at most 4194304"),
         ("block_size", -32, "a positive integer"),
         ("mask_token_id", -1, "a token id"),
         ("mask_token_id", [510], "an integer"),

@@ -75,6 +75,12 @@ def test_what_is_neither_folder_nor_hub_id_is_an_error(name: str) -> None:
         locate(name)
 
 
+@pytest.mark.parametrize("name", ["x.gguf", "models/x.gguf", "/no/such/x.gguf"])
+def test_an_absent_gguf_file_is_not_asked_of_the_hub(name: str) -> None:
+    with pytest.raises(CheckpointError, match=rf"there is no file '{name}': check its name"):
+        locate(name)
+
+
 @pytest.mark.parametrize("name", ["a--b/c", "a..b/c", "a/b.git", "a/b-", "a/" + "b" * 300])
 def test_an_id_that_the_hub_would_never_give_is_an_error(name: str) -> None:
     with pytest.raises(CheckpointError, match="possible hub id"):

@@ -76,6 +76,11 @@ def gguf(
     _require_one_of("--diffusion", diffusion, DIFFUSION)
     started = time.monotonic()
     source = _open(model)
+    tensors = source.checkpoint.tensors.values()
+    if any(not tensor.dtype.startswith(("F", "BF")) for tensor in tensors):
+        console.note(
+            "note: this model is quantized already: what was rounded once is rounded again"
+        )
 
     from clover_local.gguf.export.run import export_gguf, make_plan
     from clover_local.gguf.imatrix import read_imatrix
@@ -113,10 +118,6 @@ def _open(model: str) -> Source:
     checkpoint = opened.checkpoint
     for note in checkpoint.notes:
         console.note(f"note: {note}")
-    if any(not tensor.dtype.startswith(("F", "BF")) for tensor in checkpoint.tensors.values()):
-        console.note(
-            "note: this model is quantized already: what was rounded once is rounded again"
-        )
     name = opened.folder.resolve().name.removesuffix(".gguf")
     return Source(name, checkpoint, opened.config, opened.generation, opened.tokenizer)
 

@@ -40,15 +40,17 @@ def imatrix(
     quiet: QuietOpt = False,
 ) -> None:
     """Write MODEL's importance matrix, for `export gguf --imatrix` or llama-quantize."""
+    from clover_local.gguf.container import require_target
+    from clover_local.gguf.imatrix import TYPE, imatrix_bytes
     from clover_local.quant.documents import read_documents
     from clover_local.session import check_device, open_model
 
     check_device(device)
+    require_target(out, TYPE)
     opened = open_model(model)
     documents = read_documents(calibration, opened.tokenizer)
 
     from clover_local.checkpoint.write import write_file
-    from clover_local.gguf.imatrix import imatrix_bytes
     from clover_local.quant.calibration import LENGTH, make_sequences
     from clover_local.quant.imatrix import collect, unseen_experts
 

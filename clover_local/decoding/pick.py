@@ -199,7 +199,8 @@ def no_numbers(position: int) -> CloverError:
     """The refusal of a row's logits; `position` is its own in the response."""
     return CloverError(
         f"the model's logits at response position {position} are no numbers (NaN, infinite, or "
-        "every token suppressed): run `clover-local verify` on the model, check --suppress"
+        "every token suppressed): run `clover-local verify` on the model's folder or download its "
+        "file again, check --suppress"
     )
 
 

@@ -11,6 +11,7 @@ it. Little-endian throughout:
 """
 
 import mmap
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from math import prod
@@ -27,6 +28,7 @@ from clover_local.gguf.types import TYPES_BY_NUMBER, TensorType
 MAGIC = b"GGUF"
 VERSIONS = (2, 3)  # they differ in nothing that a little-endian reader sees
 ALIGNMENT_KEY = "general.alignment"
+TYPE_KEY = "general.type"
 DEFAULT_ALIGNMENT = 32
 MOST_DIMENSIONS = 4
 
@@ -98,6 +100,22 @@ def read_file(path: Path) -> GgufFile:
         raise CheckpointError(
             f"{path} cannot be read ({error.strerror}): check the file and its permissions"
         ) from None
+
+
+def require_target(path: Path, kind: str) -> None:
+    """Refuses to overwrite what is no file of `general.type` `kind`, such as a model of many GB.
+
+    Raises:
+        CheckpointError: there is another file, a folder, a pipe; or no folder for it.
+    """
+    if not path.parent.is_dir():
+        raise CheckpointError(f"{path}: there is no folder {path.parent}, make it first")
+    try:
+        if not os.path.lexists(path) or read_file(path).metadata.get(TYPE_KEY) == kind:
+            return
+    except CheckpointError:
+        pass  # whatever it is, it is none of ours
+    raise CheckpointError(f"{path} exists and is another file: remove it or choose another name")
 
 
 def damaged(path: Path, what: str) -> CheckpointError:

@@ -10,6 +10,7 @@ holds these keys alone, with a fingerprint: sizes, and numbers of tensors that f
 keep in float32. So it finds its model whoever quantized that.
 """
 
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, fields
 from math import prod
@@ -22,11 +23,10 @@ from clover_local.checkpoint.parameters import PARAMETERS
 from clover_local.checkpoint.shards import TensorInfo
 from clover_local.config import LINEAR_ATTENTION, GenerationConfig, ModelConfig
 from clover_local.errors import CheckpointError
-from clover_local.gguf.container import GgufFile, MetaValue, read_file
+from clover_local.gguf.container import TYPE_KEY, GgufFile, MetaValue, read_file
 from clover_local.gguf.values import Values
 
 SUFFIX = ".diffusion.gguf"
-TYPE_KEY = "general.type"
 SIDECAR_TYPE = "clover-diffusion"
 FORMAT_KEY = "clover.format_version"
 FORMAT_VERSION = 1
@@ -136,7 +136,9 @@ def find_sidecar(path: Path) -> Path | None:
     stem = path.name.removesuffix(".gguf")
     head, _, count = stem.rpartition("-of-")
     names = [stem, *([head.rpartition("-")[0]] if head and count.isdigit() else [])]
-    return next((found for name in names if (found := sidecar_path(path, name)).is_file()), None)
+    paths = (sidecar_path(path, name) for name in names)
+    # Not `is_file`: a link to nothing, or a folder, is to be complained about by the reader.
+    return next((found for found in paths if os.path.lexists(found)), None)
 
 
 def sidecar_path(path: Path, stem: str | None = None) -> Path:

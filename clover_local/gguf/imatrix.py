@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from clover_local.errors import CheckpointError
-from clover_local.gguf.container import GgufTensor, MetaValue, read_file
+from clover_local.gguf.container import TYPE_KEY, GgufTensor, MetaValue, read_file
 from clover_local.gguf.types import TYPES
 from clover_local.gguf.write import PlannedTensor, lay_out
 
@@ -43,7 +43,7 @@ class Sums:
 def imatrix_bytes(sums: Mapping[str, Sums], *, dataset: str, chunks: int, chunk_size: int) -> bytes:
     """The file: what llama-quantize reads."""
     metadata: dict[str, MetaValue] = {
-        "general.type": TYPE,
+        TYPE_KEY: TYPE,
         "imatrix.datasets": [dataset],
         "imatrix.chunk_count": chunks,
         "imatrix.chunk_size": chunk_size,
@@ -73,7 +73,7 @@ def read_imatrix(path: Path) -> dict[str, Sums]:
     """
     file = read_file(path)
     tensors = {tensor.name: tensor for tensor in file.tensors}
-    if file.metadata.get("general.type") != TYPE:
+    if file.metadata.get(TYPE_KEY) != TYPE:
         raise CheckpointError(
             f"{path} is no imatrix: make one with `clover-local imatrix CHECKPOINT OUT.gguf`"
         )

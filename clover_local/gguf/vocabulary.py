@@ -95,7 +95,9 @@ def tokenizer_json(metadata: Mapping[str, MetaValue], source: str) -> str:
     tokens, merges = values.texts(TOKENS), values.texts(MERGES)
     types = values.integers(TOKEN_TYPES, [NORMAL] * len(tokens))
     if len(types) != len(tokens):
-        raise CheckpointError(f"{source}: {len(types)} token types for {len(tokens)} tokens")
+        raise CheckpointError(
+            f"{source}: {len(types)} token types for {len(tokens)} tokens: download it again"
+        )
     pairs = [merge.split(" ") for merge in merges]
     if any(len(pair) != 2 for pair in pairs):
         raise CheckpointError(f"{source}: {MERGES} holds what is no pair: download it again")

@@ -45,9 +45,42 @@ def test_a_sidecar_is_written_and_found(run: Run, tmp_path: Path) -> None:
     facts = json.loads(run("info", str(path), "--json").out)
     assert facts["gguf"]["diffusion_file"] is None
     assert facts["weights"]["modes"] == ["ar"]
-    alone = run("export", "diffusion", "demo", str(tmp_path / "demo.diffusion.gguf"))
-    assert alone.code == 0
+    for _ in range(2):  # one sidecar may replace another
+        alone = run("export", "diffusion", "demo", str(tmp_path / "demo.diffusion.gguf"))
+        assert alone.code == 0
     assert json.loads(run("info", str(path), "--json").out)["weights"]["modes"][0] == "denoise"
+
+
+@pytest.mark.parametrize("command", ["diffusion", "gguf"])
+def test_a_sidecar_replaces_no_model(command: str, run: Run, tmp_path: Path) -> None:
+    model = tmp_path / "x.diffusion.gguf"
+    assert run("export", "gguf", "demo", str(model), "--type", "Q8_0").code == 0
+    before = model.read_bytes()
+    flags = ["--diffusion", "sidecar"] if command == "gguf" else []
+    out = tmp_path / "x.gguf" if command == "gguf" else model
+    refused = run("export", command, str(model), str(out), *flags)
+    assert refused.code == 1
+    assert refused.err.splitlines()[-1] == (
+        f"error: {model} exists and is another file: remove it or choose another name"
+    )
+    assert model.read_bytes() == before
+    assert not (tmp_path / "x.gguf").exists()
+
+
+def test_no_sidecar_is_written_beside_a_file_that_is_another_one(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "x.gguf").write_bytes(b"something")
+    assert run("export", "gguf", "demo", str(tmp_path / "x.gguf"), "--diffusion", "sidecar").code
+    assert [path.name for path in tmp_path.iterdir()] == ["x.gguf"]
+
+
+def test_only_an_export_of_weights_says_that_they_are_rounded_again(
+    run: Run, tmp_path: Path
+) -> None:
+    model = str(tmp_path / "x.gguf")
+    assert run("export", "gguf", "demo", model, "--type", "Q8_0").code == 0
+    again = run("export", "gguf", model, str(tmp_path / "y.gguf"), "--type", "F16")
+    assert "rounded again" in again.err
+    assert run("export", "diffusion", model, str(tmp_path / "z.gguf")).err == ""
 
 
 @pytest.mark.parametrize(

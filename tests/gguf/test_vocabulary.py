@@ -84,7 +84,7 @@ def test_what_the_format_cannot_hold_is_refused(golden_folder: Path) -> None:
         ("tokenizer.ggml.model", "llama", "the tokenizer is llama"),
         ("tokenizer.ggml.pre", "bloom", "with the words of bloom"),
         ("tokenizer.ggml.tokens", 7, "tokenizer.ggml.tokens is not a list of texts"),
-        ("tokenizer.ggml.token_type", np.array([1, 2], "<i4"), "2 token types for 512 tokens"),
+        ("tokenizer.ggml.token_type", np.array([1, 2], "<i4"), "for 512 tokens: download"),
         ("tokenizer.ggml.merges", ["abc"], "no pair"),
         ("tokenizer.ggml.merges", None, "lacks the key tokenizer.ggml.merges"),
     ],

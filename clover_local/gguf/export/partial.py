@@ -18,6 +18,7 @@ from typing import BinaryIO
 
 from clover_local.checkpoint.write import write_file
 from clover_local.errors import CheckpointError
+from clover_local.gguf.container import DEFAULT_ALIGNMENT
 from clover_local.gguf.write import Layout
 
 SYNC_BYTES = 256 << 20  # at most so much is written again after a stop
@@ -139,8 +140,8 @@ def _finished(path: Path, layout: Layout) -> int:
     try:
         state = json.loads(_journal(path).read_bytes())
         finished = state["tensors"] if state["header"] == _key(layout) else 0
-        end = layout.starts[finished - 1] if finished else 0
-        whole = _partial(path).stat().st_size >= end
+        end = (*layout.starts, layout.nbytes)[finished]
+        whole = _partial(path).stat().st_size > end - DEFAULT_ALIGNMENT  # padding may be absent
         return finished if whole and type(finished) is int and finished > 0 else 0
     except (OSError, ValueError, KeyError, TypeError, IndexError):
         return 0  # none, or none that makes sense: begin anew

@@ -17,10 +17,9 @@ from numpy.typing import NDArray
 
 from clover_local.checkpoint.write import write_file
 from clover_local.errors import CheckpointError
-from clover_local.gguf.container import MetaValue
+from clover_local.gguf.container import TYPE_KEY, MetaValue, require_target
 from clover_local.gguf.diffusion import (
     SIDECAR_TYPE,
-    TYPE_KEY,
     array_metadata,
     control_metadata,
     fingerprint_metadata,
@@ -124,10 +123,10 @@ def export_gguf(
     """
     kinds = {tensor.type for tensor in plan.tensors}
     encode = find_encoder(kinds, has_imatrix=bool(plan.importance))
-    sidecar = None
+    finished, sidecar = is_finished(path, plan.layout), None
     if diffusion == "sidecar" and source.checkpoint.has_diffusion:
         sidecar = export_diffusion(source, sidecar_path(path))
-    if is_finished(path, plan.layout):
+    if finished:
         return Exported(path, plan.layout.nbytes, sidecar, was_finished=True)
     with open_partial(path, plan.layout) as file, ThreadPoolExecutor(jobs) as pool:
         begin = plan.layout.starts[file.finished] if file.finished < len(plan.tensors) else 0
@@ -142,8 +141,9 @@ def export_diffusion(source: Source, path: Path) -> Path:
     """Writes the sidecar: the diffusion parameters and what tells their model.
 
     Raises:
-        CheckpointError: the model has none, or the file cannot be written.
+        CheckpointError: the model has none, or the file cannot be written or is another one.
     """
+    require_target(path, SIDECAR_TYPE)
     if not source.checkpoint.has_diffusion:
         raise CheckpointError(
             f"{source.name} has no diffusion parameters: pass the complete checkpoint"

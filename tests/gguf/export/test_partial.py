@@ -127,6 +127,17 @@ def test_remains_that_make_no_sense_are_not_used(damage: Damage, tmp_path: Path)
     assert path.read_bytes() == expected()
 
 
+@pytest.mark.usefixtures("sync_each")
+def test_a_tensor_that_is_no_longer_whole_is_made_again(tmp_path: Path) -> None:
+    path = tmp_path / "x.gguf"
+    with pytest.raises(Stop):
+        write(path, stop_after=1)
+    with (tmp_path / ".x.gguf.partial").open("r+b") as file:
+        file.truncate(LAYOUT.starts[1] + 4)
+    assert write(path) == [0, 1, 2]
+    assert path.read_bytes() == expected()
+
+
 @pytest.mark.parametrize("finished", [0, 2])
 def test_two_cannot_write_one_file(
     finished: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

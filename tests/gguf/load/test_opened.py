@@ -129,6 +129,16 @@ def test_what_is_no_sidecar_is_refused(golden_ar: Path, tmp_path: Path) -> None:
         open_model(str(tmp_path / "theirs.gguf"))
 
 
+def test_a_sidecar_that_is_no_file_is_not_passed_over(golden_ar: Path, tmp_path: Path) -> None:
+    (tmp_path / "theirs.gguf").write_bytes(golden_ar.read_bytes())
+    sidecar = tmp_path / "theirs.diffusion.gguf"
+    for target in ("nowhere", sidecar.name, "."):  # nothing, itself, a folder
+        sidecar.symlink_to(target)
+        with pytest.raises(CheckpointError, match=r"theirs\.diffusion\.gguf cannot be read"):
+            open_model(str(tmp_path / "theirs.gguf"))
+        sidecar.unlink()
+
+
 def test_split_files_are_one_model(golden_gguf: Path, answer: Answer, tmp_path: Path) -> None:
     whole = Edited(golden_gguf)
     names = list(whole.tensors)
