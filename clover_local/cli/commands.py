@@ -8,8 +8,9 @@ from clover_local.chat import Conversation
 from clover_local.cli import console, effects
 from clover_local.cli.live import WATCH
 from clover_local.cli.status import offload_rows, size, stats_rows
+from clover_local.decoding.keys import KEYS, MODES
 from clover_local.decoding.result import GenerationResult
-from clover_local.decoding.settings import DEFAULT, KEYS, MODES, ResolvedSettings
+from clover_local.decoding.settings import DEFAULT, ResolvedSettings
 from clover_local.errors import SettingsError
 from clover_local.session import Session
 
@@ -179,6 +180,10 @@ def shown(value: object) -> str:
     """A setting's value as `/set` would take it."""
     if isinstance(value, tuple):
         return ",".join(map(str, value)) or "none"
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    if value is None:
+        return "the rule's own"
     return str(value)
 
 

@@ -3,14 +3,41 @@
 from collections.abc import Collection
 
 from clover_local.cli import console
+from clover_local.decoding.keys import KEYS
 from clover_local.decoding.settings import Settings
 from clover_local.errors import SettingsError
+
+KNOBS_OF = {
+    "threshold": "threshold sampler_threshold_decay",
+    "factor": "sampler_factor",
+    "entropy_bound": "sampler_gamma",
+    "margin": "sampler_margin",
+    "fixed_steps": "sampler_steps",
+    "sequential": "sampler_k",
+    "klass": "sampler_kl sampler_history sampler_threshold sampler_threshold_decay",
+    "credit": "threshold sampler_alpha sampler_beta sampler_gamma sampler_threshold_decay",
+    "hierarchy": "threshold sampler_low sampler_threshold_decay",
+}
+RULE_KNOBS = " ".join(KNOBS_OF.values())
+OF_BLOCKS = "in_block_repetition no_repeat_ngram eos_order"
 
 
 def without_effect(given: Collection[str], settings: Settings) -> list[tuple[str, str]]:
     """The settings among `given` that do nothing, each with the reason."""
+    knobs, rule = (
+        " ".join(sorted(key for key in KEYS if key.startswith("sampler_"))),
+        settings.sampler,
+    )
+    idle = " ".join(sorted({*RULE_KNOBS.split()} - {*KNOBS_OF[rule].split()}))
+    denoise = settings.mode == "denoise"
     rules = (
-        (settings.mode != "denoise", "threshold sampler", f"in mode {settings.mode}"),
+        (not denoise, f"threshold sampler {knobs} {OF_BLOCKS}", f"in mode {settings.mode}"),
+        (denoise, idle, f"with sampler {rule}"),
+        (
+            settings.dry_multiplier == 0,
+            "dry_base dry_allowed dry_breakers",
+            "while dry_multiplier is 0",
+        ),
         (
             settings.mode != "draft",
             "draft_width accept accept_ratio accept_delta",

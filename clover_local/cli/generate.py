@@ -34,6 +34,7 @@ TraceOpt = Annotated[
 StatsOpt = Annotated[bool, typer.Option("--stats", help="Show speed and memory on stderr.")]
 
 
+@o.takes_settings
 def generate(
     call: typer.Context,
     model: o.ModelArg,
@@ -43,28 +44,6 @@ def generate(
     raw: RawOpt = False,
     system: o.SystemOpt = None,
     think: o.ThinkOpt = None,
-    mode: o.ModeOpt = None,
-    max_new_tokens: o.MaxNewTokensOpt = None,
-    threshold: o.ThresholdOpt = None,
-    sampler: o.SamplerOpt = None,
-    draft_width: o.DraftWidthOpt = None,
-    accept: o.AcceptOpt = None,
-    accept_ratio: o.AcceptRatioOpt = None,
-    accept_delta: o.AcceptDeltaOpt = None,
-    temperature: o.TemperatureOpt = None,
-    top_k: o.TopKOpt = None,
-    top_p: o.TopPOpt = None,
-    seed: o.SeedOpt = None,
-    suppress: o.SuppressOpt = None,
-    presence_penalty: o.PresencePenaltyOpt = None,
-    frequency_penalty: o.FrequencyPenaltyOpt = None,
-    repetition_penalty: o.RepetitionPenaltyOpt = None,
-    length_penalty: o.LengthPenaltyOpt = None,
-    length_penalty_start: o.LengthPenaltyStartOpt = None,
-    length_penalty_window: o.LengthPenaltyWindowOpt = None,
-    think_end_bias: o.ThinkEndBiasOpt = None,
-    think_end_start: o.ThinkEndStartOpt = None,
-    think_end_window: o.ThinkEndWindowOpt = None,
     context: o.ContextOpt = None,
     device: o.DeviceOpt = None,
     dtype: o.DtypeOpt = None,

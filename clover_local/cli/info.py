@@ -23,7 +23,7 @@ from clover_local.config import (
     read_generation_config,
     read_model_config,
 )
-from clover_local.decoding.settings import MODES
+from clover_local.decoding.keys import MODES
 from clover_local.errors import CheckpointError, CloverError
 from clover_local.files import read_json_object
 from clover_local.hub import DESCRIPTION_FILES, locate

@@ -1,12 +1,15 @@
 """Arguments and flags that several commands share, as types; named as in `/set` and `Settings`."""
 
+import functools
+import inspect
+from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, TypeAlias
+from typing import Annotated, Any, TypeAlias, get_type_hints
 
 import typer
 
 from clover_local.cli import console
-from clover_local.decoding.settings import KEYS
+from clover_local.decoding.keys import KEYS, Key
 from clover_local.errors import CloverError, SettingsError
 from clover_local.memory.sizes import parse_size
 from clover_local.placement import MemoryOptions
@@ -86,79 +89,6 @@ CpuExpertsOpt: TypeAlias = Annotated[
     typer.Option(metavar="off", help="Compute missing experts on the CPU: not there yet."),
 ]
 
-ModeOpt: TypeAlias = Annotated[
-    str | None,
-    typer.Option(
-        metavar="denoise|ar|draft",
-        help="Block diffusion, one token a forward, or drafts that a forward verifies.",
-    ),
-]
-MaxNewTokensOpt: TypeAlias = Annotated[
-    int | None, typer.Option(metavar="N", help="Most tokens of an answer.")
-]
-ThresholdOpt: TypeAlias = Annotated[
-    float | None, typer.Option(metavar="P", help="denoise: a mask is fixed above this confidence.")
-]
-SamplerOpt: TypeAlias = Annotated[
-    str | None, typer.Option(metavar="threshold", help="denoise: the unmasking rule.")
-]
-DraftWidthOpt: TypeAlias = Annotated[
-    int | None, typer.Option(metavar="W", help="draft: rows of a round, 1 to 32.")
-]
-AcceptOpt: TypeAlias = Annotated[
-    str | None,
-    typer.Option(metavar="typical|exact", help="draft: which drafts stay; exact writes as ar."),
-]
-AcceptRatioOpt: TypeAlias = Annotated[
-    float | None, typer.Option(metavar="P", help="draft, typical: a probability that is enough.")
-]
-AcceptDeltaOpt: TypeAlias = Annotated[
-    float | None,
-    typer.Option(metavar="X", help="draft, typical: so much of exp(-entropy) is enough too."),
-]
-TemperatureOpt: TypeAlias = Annotated[
-    float | None, typer.Option(metavar="T", help="0 picks the likeliest token.")
-]
-TopKOpt: TypeAlias = Annotated[
-    int | None, typer.Option(metavar="K", help="Draw among the K likeliest; 0 = all.")
-]
-TopPOpt: TypeAlias = Annotated[
-    float | None, typer.Option(metavar="P", help="Draw among the likeliest of mass P.")
-]
-SeedOpt: TypeAlias = Annotated[int | None, typer.Option(metavar="N", help="Seed of every draw.")]
-SuppressOpt: TypeAlias = Annotated[
-    str | None, typer.Option(metavar="IDS", help="Token ids never to write: 5,17,42.")
-]
-PresencePenaltyOpt: TypeAlias = Annotated[
-    float | None, typer.Option(metavar="X", help="Subtracted from tokens that the answer has.")
-]
-FrequencyPenaltyOpt: TypeAlias = Annotated[
-    float | None, typer.Option(metavar="X", help="Subtracted once per occurrence in the answer.")
-]
-RepetitionPenaltyOpt: TypeAlias = Annotated[
-    float | None,
-    typer.Option(metavar="R", help="Divides the logits of tokens that the answer has; 1 = off."),
-]
-LengthPenaltyOpt: TypeAlias = Annotated[
-    float | None, typer.Option(metavar="X", help="Added to the stop tokens as the answer grows.")
-]
-LengthPenaltyStartOpt: TypeAlias = Annotated[
-    int | None, typer.Option(metavar="N", help="Answer length where that begins.")
-]
-LengthPenaltyWindowOpt: TypeAlias = Annotated[
-    int | None, typer.Option(metavar="N", help="Tokens from there to full strength.")
-]
-ThinkEndBiasOpt: TypeAlias = Annotated[
-    float | None,
-    typer.Option(metavar="X", help="Added to the end-of-thinking token as the answer grows."),
-]
-ThinkEndStartOpt: TypeAlias = Annotated[
-    int | None, typer.Option(metavar="N", help="Answer length where that begins.")
-]
-ThinkEndWindowOpt: TypeAlias = Annotated[
-    int | None, typer.Option(metavar="N", help="Tokens from there to full strength.")
-]
-
 
 def memory_options(call: typer.Context) -> MemoryOptions:
     """The memory flags of a call.
@@ -201,6 +131,37 @@ def require_plot(path: Path) -> None:
         import matplotlib  # noqa: F401
     except ImportError:
         raise CloverError("--plot needs matplotlib: pip install 'clover-local[plot]'") from None
+
+
+def takes_settings(command: Callable[..., None]) -> Callable[..., None]:
+    """The command with a flag for each of `KEYS`, which it reads by `given_settings`."""
+    own = inspect.signature(command)
+    hints = get_type_hints(command, include_extras=True)
+    parameters = [each.replace(annotation=hints[name]) for name, each in own.parameters.items()]
+    flags = [
+        inspect.Parameter(
+            name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=_flag(name, key)
+        )
+        for name, key in KEYS.items()
+    ]
+
+    @functools.wraps(command)
+    def run(**values: Any) -> None:
+        command(**{name: value for name, value in values.items() if name not in KEYS})
+
+    merged = own.replace(parameters=[*parameters, *flags])
+    vars(run)["__signature__"] = merged
+    run.__annotations__ = {name: each.annotation for name, each in merged.parameters.items()}
+    return run
+
+
+def _flag(name: str, key: Key) -> object:
+    flag = f"--{name.replace('_', '-')}"
+    if key.kind is bool:
+        names = f"{flag}/--no-{flag.removeprefix('--')}"
+        return Annotated[bool | None, typer.Option(names, help=key.help)]
+    option = typer.Option(flag, metavar=key.metavar, help=key.help)
+    return Annotated[key.kind | None, option]
 
 
 def given_settings(call: typer.Context) -> dict[str, object]:

@@ -3,6 +3,8 @@
 What the host knows (counts, biases, settings, the block) is packed into one run of bytes, which one
 copy moves when a block begins. Within the block the device keeps all of it up to date by itself: a
 pass is the replay of one CUDA graph (sample, draw, accept, and the copy of the report to the host).
+So with the rule `threshold`. Other rules see the same statistics on the host, and the block is sent
+anew each pass; what needs more than the kernels know is picked by plain PyTorch (`HostPicker`).
 Without CUDA the same kernels run in Triton's interpreter.
 """
 
@@ -18,8 +20,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from clover_local.decoding.controls import ResponseControls
+from clover_local.decoding.host_pick import HostPicker
 from clover_local.decoding.pick import Accept, DeviceBlock, RowStatistics, no_numbers
-from clover_local.decoding.threshold import ABOVE, MOST_CONFIDENT
+from clover_local.decoding.rules.most_confident import MOST_CONFIDENT
+from clover_local.decoding.rules.threshold import ABOVE
 from clover_local.kernels.gpu.replay import Replay
 from clover_local.kernels.gpu.sampling import accept
 from clover_local.kernels.gpu.sampling.controls import ControlTensors
@@ -180,6 +184,7 @@ class DevicePicker:
     def __init__(self, device: torch.device, *, room: Room | None = None) -> None:
         """`room` is what buffers hold at first; they grow."""
         self.device = device
+        self._for_rules = HostPicker(self.pick)
         self._pool = torch.cuda.graph_pool_handle() if device.type == "cuda" else None
         self._replays = OrderedDict[_Launch, Replay[Tensor]]()
         self._logits: Tensor | None = None  # while they are picked from
@@ -221,6 +226,16 @@ class DevicePicker:
         Raises:
             ValueError: `on_device` does not hold `block`.
         """
+        if not controls.settings.plain_threshold:
+            self._known = None
+            return self._for_rules.pick_block(
+                logits,
+                controls,
+                block=block,
+                rows=rows,
+                on_device=on_device,
+                pass_number=pass_number,
+            )
         block, count = list(block), len(block)
         if on_device is not None and on_device.host != block:
             raise ValueError(f"the device has the block {on_device.host}, the host {block}")

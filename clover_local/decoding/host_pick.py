@@ -1,16 +1,57 @@
-"""The pick by plain PyTorch, wherever the logits are; the rule runs on the host."""
+"""The pick by plain PyTorch, wherever the logits are; the rule runs on the host.
 
-from collections.abc import Sequence
+What the rules `klass` and `credit` remember of a block's earlier passes is kept here, on the device
+of the logits: up to 32 rows of the vocabulary.
+"""
 
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import torch
 from torch import Tensor
 
 from clover_local.decoding.controls import ResponseControls
-from clover_local.decoding.pick import Accept, DeviceBlock, RowStatistics, pick
-from clover_local.decoding.threshold import threshold
+from clover_local.decoding.pick import (
+    Accept,
+    ControlledRows,
+    DeviceBlock,
+    RowStatistics,
+    pick,
+    pick_controlled,
+)
+from clover_local.decoding.rules.choose import choose
+from clover_local.decoding.rules.credit import Credit
+from clover_local.decoding.rules.klass import Stillness
+from clover_local.decoding.settings import Settings
+
+
+@dataclass
+class _Memory:
+    """Of one block, from its first pass on."""
+
+    settings: Settings
+    credit: Credit | None
+    stillness: Stillness | None
+
+    @classmethod
+    def empty(cls, settings: Settings) -> "_Memory":
+        credit, stillness = None, None
+        if settings.sampler == "credit":
+            credit = Credit(
+                alpha=settings.sampler_alpha, beta=settings.sampler_beta, gamma=settings.gamma
+            )
+        if settings.sampler == "klass":
+            stillness = Stillness(kl=settings.sampler_kl)
+        return cls(settings, credit, stillness)
 
 
 class HostPicker:
-    """A `Picker` that takes any device's logits and keeps nothing there."""
+    """A `Picker` that takes any device's logits."""
+
+    def __init__(self, statistics: Callable[..., RowStatistics] | None = None) -> None:
+        """`statistics` stands in for `pick` in a block whose rule remembers nothing."""
+        self._statistics = statistics or self.pick
+        self._memory: _Memory | None = None
 
     def pick(
         self,
@@ -43,5 +84,64 @@ class HostPicker:
         pass_number: int,
     ) -> tuple[RowStatistics, Accept]:
         """See `Picker`; a block on the device is left as it is."""
-        statistics = self.pick(logits, controls, rows=rows, visible=block, pass_number=pass_number)
-        return statistics, threshold(statistics, threshold=controls.settings.threshold)
+        if controls.settings.sampler in ("klass", "credit"):
+            statistics = self._pick_with_memory(
+                logits, controls, block=block, rows=rows, pass_number=pass_number
+            )
+        else:
+            statistics = self._statistics(
+                logits, controls, rows=rows, visible=block, pass_number=pass_number
+            )
+        return statistics, accept_rows(
+            statistics, controls, block=block, rows=rows, pass_number=pass_number
+        )
+
+    @torch.inference_mode()
+    def _pick_with_memory(
+        self,
+        logits: Tensor,
+        controls: ResponseControls,
+        *,
+        block: Sequence[int],
+        rows: Sequence[int],
+        pass_number: int,
+    ) -> RowStatistics:
+        settings, places = controls.settings, list(rows)
+        memory = self._memory
+        if memory is None or pass_number == 0 or memory.settings != settings:
+            memory = _Memory.empty(settings)
+        self._memory = None  # what an interrupt leaves half done is not used again
+        positions = [controls.length + row + 1 for row in rows]
+        acting = controls.at(positions, visible=block).to(logits.device)
+        controlled = ControlledRows.of(
+            logits[torch.tensor(places, device=logits.device)].float(), acting, positions
+        )
+        if memory.credit is not None:
+            credited = memory.credit.add(controlled.logits, controlled.probabilities, places)
+            controlled = replace(controlled, logits=credited, probabilities=credited.softmax(-1))
+        statistics = pick_controlled(
+            controlled, settings, positions=positions, pass_number=pass_number
+        )
+        if memory.stillness is not None:
+            still = memory.stillness.follow(controlled.probabilities, places)
+            statistics = replace(statistics, still_passes=still)
+        self._memory = memory
+        return statistics.cpu()
+
+
+def accept_rows(
+    statistics: RowStatistics,
+    controls: ResponseControls,
+    *,
+    block: Sequence[int],
+    rows: Sequence[int],
+    pass_number: int,
+) -> Accept:
+    """Which masked `rows` of `block` are fixed, by the settings' rule and modifiers."""
+    return choose(
+        statistics,
+        controls.settings,
+        places=rows,
+        block_size=len(block),
+        pass_number=pass_number,
+    )

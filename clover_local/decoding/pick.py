@@ -6,7 +6,7 @@ numbers can be made on the host (`host_pick.py`) or where the logits are (`devic
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -30,10 +30,15 @@ class RowStatistics:
     entropy: Tensor  # [rows] nats, of the controlled distribution
     top_ids: Tensor  # [rows, 5] int64, by falling probability
     top_probabilities: Tensor  # [rows, 5]
+    still_passes: Tensor | None = None  # [rows] int64, for the rule `klass`
 
     def cpu(self) -> "RowStatistics":
         """The same numbers in host memory."""
-        return RowStatistics(*(getattr(self, field.name).cpu() for field in fields(self)))
+        moved: dict[str, Any] = {}
+        for field in fields(self):
+            value: Tensor | None = getattr(self, field.name)
+            moved[field.name] = None if value is None else value.cpu()
+        return RowStatistics(**moved)
 
 
 @dataclass(frozen=True)
@@ -178,6 +183,17 @@ def pick(
     """
     chosen = torch.tensor(rows, device=logits.device)
     controlled = ControlledRows.of(logits[chosen].float(), controls, positions)  # a copy
+    return pick_controlled(controlled, settings, positions=positions, pass_number=pass_number)
+
+
+def pick_controlled(
+    controlled: ControlledRows,
+    settings: Settings,
+    *,
+    positions: Sequence[int],
+    pass_number: int,
+) -> RowStatistics:
+    """As `pick`, of logits that the controls have changed already."""
     if settings.temperature > 0:
         uniforms = torch.tensor(
             [uniform(settings.seed, n, pass_number=pass_number, purpose=PICK) for n in positions],

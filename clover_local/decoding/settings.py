@@ -6,19 +6,16 @@ because they are part of the model. Needs no torch: flags are checked before wei
 """
 
 import difflib
-import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 from clover_local.config import GenerationConfig, ModelConfig
+from clover_local.decoding.keys import KEYS
 from clover_local.errors import SettingsError
-from clover_local.files import LARGEST, STRONGEST
 
-MODES = ("denoise", "ar", "draft")
-ACCEPT = ("typical", "exact")
-DRAFT_WIDTHS = (1, 2, 4, 8, 16, 32)
-SAMPLERS = ("threshold",)
+GAMMAS = {"entropy_bound": 0.1, "credit": 0.2}
+"""`sampler_gamma`, by rule, where it is not given."""
 DEFAULT = "default"
 FROM_CONFIG = "config.json"
 FROM_GENERATION = "generation_config.json"
@@ -36,8 +33,24 @@ class Settings:
 
     mode: str = "denoise"
     max_new_tokens: int = 2048
+    min_new_tokens: int = 0
     threshold: float = 0.95
     sampler: str = "threshold"
+    sampler_factor: float = 1.0
+    sampler_gamma: float | None = None  # None: the rule's own
+    sampler_margin: float = 0.9
+    sampler_steps: int = 8
+    sampler_k: int = 1
+    sampler_kl: float = 0.01
+    sampler_history: int = 2
+    sampler_threshold: float = 0.9
+    sampler_alpha: float = 0.7
+    sampler_beta: float = 0.8
+    sampler_low: float = 0.4
+    sampler_threshold_decay: float = 0.0
+    sampler_min_per_pass: int = 0
+    sampler_max_per_pass: int = 0
+    sampler_finish_gap: bool = False
     draft_width: int = 16
     accept: str = "typical"
     accept_ratio: float = 0.9
@@ -56,124 +69,48 @@ class Settings:
     think_end_bias: float = 0.0
     think_end_start: int = 4096
     think_end_window: int = 4096
+    in_block_repetition: bool = False
+    no_repeat_ngram: int = 0
+    dry_multiplier: float = 0.0
+    dry_base: float = 1.75
+    dry_allowed: int = 2
+    dry_breakers: tuple[int, ...] = ()
+    eos_order: bool = False
+    loop_guard: str = "off"
 
     @property
     def banned_ids(self) -> tuple[int, ...]:
         """Ids never picked, in any mode: MASK, the checkpoint's suppressed ids, the user's."""
         return tuple(sorted({self.mask_token_id, *self.suppress_tokens, *self.suppress}))
 
+    @property
+    def gamma(self) -> float:
+        """The knob of that name, of the rule in use."""
+        given = self.sampler_gamma
+        return GAMMAS.get(self.sampler, 0.0) if given is None else given
 
-@dataclass(frozen=True)
-class Key:
-    """One setting the user may give: `convert` takes a typed value or its text."""
+    @property
+    def has_own_controls(self) -> bool:
+        """Whether a control beyond the release's may change a logit."""
+        return self.min_new_tokens > 0 or self.dry_multiplier > 0
 
-    expects: str
-    convert: Callable[[object], object]
-    generation_key: str | None = None
+    @property
+    def defers_rows(self) -> bool:
+        """Whether a row that the rule accepts may have to wait."""
+        return self.in_block_repetition or self.no_repeat_ngram > 0 or self.eos_order
 
-
-def _choice(names: tuple[str, ...]) -> Key:
-    def convert(value: object) -> str:
-        if value not in names:
-            raise ValueError
-        return str(value)
-
-    return Key("one of " + ", ".join(names), convert)
-
-
-def _whole(
-    least: int | None = None, most: int | None = None, *, generation_key: str | None = None
-) -> Key:
-    def convert(value: object) -> int:
-        if isinstance(value, bool) or not isinstance(value, int | str):
-            raise TypeError
-        number = int(value)
-        if (least is not None and number < least) or (most is not None and number > most):
-            raise ValueError
-        return number
-
-    low = "" if least is None else f" of {least} or more"
-    high = "" if most is None else f", at most {most}"
-    return Key(f"a whole number{low}{high}", convert, generation_key)
-
-
-def _width() -> Key:
-    def convert(value: object) -> int:
-        number = int(str(_whole(1).convert(value)))
-        if number not in DRAFT_WIDTHS:
-            raise ValueError
-        return number
-
-    return Key("one of " + ", ".join(map(str, DRAFT_WIDTHS)), convert)
-
-
-def _number(
-    holds: Callable[[float], bool], expects: str, *, generation_key: str | None = None
-) -> Key:
-    def convert(value: object) -> float:
-        if isinstance(value, bool) or not isinstance(value, int | float | str):
-            raise TypeError
-        number = float(value)
-        if not math.isfinite(number) or not holds(number):
-            raise ValueError
-        return number
-
-    return Key(expects, convert, generation_key)
-
-
-def _token_ids(value: object) -> tuple[int, ...]:
-    if isinstance(value, str):
-        items: list[object] = [] if value == "none" else [*value.replace(",", " ").split()]
-    elif isinstance(value, list | tuple):
-        items = [*value]
-    else:
-        raise TypeError
-    convert = _whole(0).convert
-    return tuple(int(str(convert(item))) for item in items)
-
-
-def _strength(generation_key: str) -> Key:
-    return _number(
-        lambda x: abs(x) <= STRONGEST,
-        f"a number from {-STRONGEST:.0f} to {STRONGEST:.0f}",
-        generation_key=generation_key,
-    )
-
-
-def _length(generation_key: str) -> Key:
-    return _whole(-LARGEST, LARGEST, generation_key=generation_key)
-
-
-KEYS: dict[str, Key] = {
-    "mode": _choice(MODES),
-    "max_new_tokens": _whole(1),
-    "threshold": _number(lambda x: 0 <= x <= 1, "a number from 0 to 1"),
-    "sampler": _choice(SAMPLERS),
-    "draft_width": _width(),
-    "accept": _choice(ACCEPT),
-    "accept_ratio": _number(lambda x: 0 <= x <= 1, "a number from 0 to 1"),
-    "accept_delta": _number(lambda x: 0 <= x <= STRONGEST, f"a number from 0 to {STRONGEST:.0f}"),
-    "temperature": _number(
-        lambda x: 0 <= x <= STRONGEST, f"a number from 0 (greedy) to {STRONGEST:.0f}"
-    ),
-    "top_k": _whole(0),
-    "top_p": _number(lambda x: 0 < x <= 1, "a number above 0, at most 1"),
-    "seed": _whole(0, 2**64 - 1),
-    "suppress": Key("token ids such as 7,42, or none", _token_ids),
-    "presence_penalty": _strength("presence_penalty"),
-    "frequency_penalty": _strength("frequency_penalty"),
-    "repetition_penalty": _number(
-        lambda x: 1 / STRONGEST <= x <= STRONGEST,
-        f"a number from {1 / STRONGEST:g} to {STRONGEST:.0f}",
-        generation_key="repetition_penalty",
-    ),
-    "length_penalty": _strength("dllm_length_penalty"),
-    "length_penalty_start": _length("dllm_length_penalty_start"),
-    "length_penalty_window": _whole(1, generation_key="dllm_length_penalty_window"),
-    "think_end_bias": _strength("dllm_think_end_bias"),
-    "think_end_start": _length("dllm_think_end_start"),
-    "think_end_window": _whole(1, generation_key="dllm_think_end_window"),
-}
+    @property
+    def plain_threshold(self) -> bool:
+        """Whether the release's rule alone decides which rows are fixed."""
+        changed = (
+            self.sampler_threshold_decay,
+            self.sampler_min_per_pass,
+            self.sampler_max_per_pass,
+            self.sampler_finish_gap,
+            self.has_own_controls,
+            self.defers_rows,
+        )
+        return self.sampler == "threshold" and not any(changed)
 
 
 @dataclass(frozen=True)
@@ -270,13 +207,21 @@ def _refuse_without_effect(settings: Settings, changes: Mapping[str, object]) ->
             "think_end_bias needs dllm_think_end_token_id in generation_config.json, "
             "which this model lacks: leave think_end_bias at 0"
         )
-    if changes.get("length_penalty") and not settings.stop_ids:
-        raise SettingsError(
-            "length_penalty needs a stop id, which this model lacks: leave length_penalty at 0"
-        )
-    for token in settings.suppress:
-        if token >= settings.vocab_size:
+    for key in ("length_penalty", "min_new_tokens", "eos_order"):
+        if changes.get(key) and not settings.stop_ids:
+            off = "off" if key == "eos_order" else 0
             raise SettingsError(
-                f"suppress names the token id {token}: ids of this model end at "
-                f"{settings.vocab_size - 1}"
+                f"{key} needs a stop id, which this model lacks: leave {key} at {off}"
             )
+    for key in ("suppress", "dry_breakers"):
+        for token in getattr(settings, key):
+            if token >= settings.vocab_size:
+                raise SettingsError(
+                    f"{key} names the token id {token}: ids of this model end at "
+                    f"{settings.vocab_size - 1}"
+                )
+    least, most = settings.sampler_min_per_pass, settings.sampler_max_per_pass
+    if most and least > most:
+        raise SettingsError(
+            f"sampler_min_per_pass is {least} and sampler_max_per_pass {most}: lower the first"
+        )

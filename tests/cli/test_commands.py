@@ -3,7 +3,7 @@
 import pytest
 
 from clover_local.cli.commands import COMMANDS, ChatState, execute
-from clover_local.decoding.settings import KEYS
+from clover_local.decoding.keys import KEYS
 from clover_local.errors import SettingsError
 
 

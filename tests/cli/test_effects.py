@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from clover_local.cli import effects
+from clover_local.decoding.keys import KEYS, SAMPLERS
 from clover_local.decoding.settings import Settings
 from clover_local.errors import SettingsError
 
@@ -32,13 +33,26 @@ SETTINGS = Settings(mask_token_id=9, vocab_size=10)
             ["accept_delta"],
         ),
         (["mode", "temperature", "suppress"], {}, []),
+        (["threshold", "sampler_factor"], {"sampler": "factor"}, ["threshold"]),
+        (["sampler_steps", "sampler_gamma"], {"sampler": "credit"}, ["sampler_steps"]),
+        (["sampler_factor", "sampler_min_per_pass"], {}, ["sampler_factor"]),
+        (["sampler_finish_gap", "eos_order"], {"mode": "ar"}, ["eos_order", "sampler_finish_gap"]),
+        (["dry_base", "dry_allowed"], {}, ["dry_base", "dry_allowed"]),
+        (["dry_base"], {"dry_multiplier": 1.0}, []),
     ],
 )
 def test_settings_without_effect_are_found(
     given: list[str], changes: dict[str, Any], idle: list[str]
 ) -> None:
     settings = replace(SETTINGS, **changes)
-    assert [name for name, _ in effects.without_effect(given, settings)] == idle
+    assert sorted(name for name, _ in effects.without_effect(given, settings)) == sorted(idle)
+
+
+def test_every_knob_belongs_to_a_rule_or_to_all() -> None:
+    modifiers = {"sampler_min_per_pass", "sampler_max_per_pass", "sampler_finish_gap"}
+    knobs = {key for key in KEYS if key.startswith("sampler_")}
+    assert knobs - {*effects.RULE_KNOBS.split()} == modifiers
+    assert set(effects.KNOBS_OF) == set(SAMPLERS)
 
 
 def test_what_bypasses_the_template_idles_its_flags() -> None:

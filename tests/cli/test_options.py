@@ -10,7 +10,7 @@ import pytest
 from clover_local.cli.chat import chat
 from clover_local.cli.generate import generate
 from clover_local.cli.options import require_plot
-from clover_local.decoding.settings import KEYS
+from clover_local.decoding.keys import KEYS
 from clover_local.errors import CloverError
 
 COMMANDS = pytest.mark.parametrize("command", [chat, generate], ids=lambda c: c.__name__)

@@ -178,6 +178,44 @@ def test_same_text_whoever_picks(
     assert got.finish_reason == expected.finish_reason
 
 
+RULES: dict[str, dict[str, Any]] = {
+    "factor": {"sampler_factor": 2.0},
+    "entropy_bound": {"sampler_gamma": 1.5},
+    "margin": {"sampler_margin": 0.1, "temperature": 0.8},
+    "fixed_steps": {"sampler_steps": 2},
+    "sequential": {"presence_penalty": 1.0},
+    "klass": {"sampler_threshold": 0.1, "sampler_kl": 9.0, "sampler_history": 1},
+    "credit": {"threshold": 0.3, "temperature": 0.7},
+    "hierarchy": {"sampler_low": 0.1, "sampler_max_per_pass": 2},
+    "threshold": {"sampler_min_per_pass": 2, "sampler_finish_gap": True},
+}
+
+
+@pytest.mark.parametrize("sampler", RULES)
+def test_same_text_by_every_rule_whoever_picks(
+    sampler: str, small: Callable[..., Noisy], scripted: Scripted
+) -> None:
+    """The rule runs on the host, so the block on the device is sent anew."""
+    given = {"max_new_tokens": 2 * BLOCK, "suppress": (STOP, PAD), "sampler": sampler}
+    settings = scripted.settings(**{**given, **RULES[sampler]})
+    expected = answer(small(), settings, HostPicker())
+    got = answer(small(keeps_block=True), settings, DevicePicker(DEVICE))
+    assert [(t.token, t.pass_number) for t in got.tokens] == [
+        (t.token, t.pass_number) for t in expected.tokens
+    ]
+
+
+def test_one_picker_serves_a_rule_of_the_host_and_one_of_the_device(
+    small: Callable[..., Noisy], scripted: Scripted
+) -> None:
+    picker, model = DevicePicker(DEVICE), small(keeps_block=True)
+    for sampler in ("threshold", "factor", "threshold"):
+        settings = scripted.settings(max_new_tokens=BLOCK, sampler=sampler, threshold=0.3)
+        expected = answer(small(), settings, HostPicker())
+        got = answer(model, settings, picker)
+        assert [t.token for t in got.tokens] == [t.token for t in expected.tokens]
+
+
 def test_one_picker_serves_runs_with_other_settings(
     small: Callable[..., Noisy], scripted: Scripted
 ) -> None:

@@ -9,7 +9,7 @@ import torch
 from clover_local.decoding.controls import ResponseControls
 from clover_local.decoding.host_pick import HostPicker
 from clover_local.decoding.pick import DeviceBlock
-from clover_local.decoding.threshold import ABOVE
+from clover_local.decoding.rules.threshold import ABOVE
 
 if TYPE_CHECKING:
     from tests.decoding.conftest import Scripted

@@ -65,7 +65,7 @@ BAD = [
     ("accept", "all", "typical, exact"),
     ("accept_ratio", "1.1", "from 0 to 1"),
     ("accept_delta", "-1", "from 0"),
-    ("sampler", "factor", "threshold"),
+    ("sampler", "luck", "threshold, factor"),
     ("max_new_tokens", "0", "1 or more"),
     ("max_new_tokens", "12.5", "whole number"),
     ("threshold", "1.5", "from 0 to 1"),
@@ -84,6 +84,11 @@ BAD = [
     ("length_penalty_window", "0", "1 or more"),
     ("presence_penalty", "much", "a number"),
     ("suppress", "4,x", "token ids"),
+    ("sampler_finish_gap", "perhaps", "on or off"),
+    ("sampler_steps", "0", "1 or more"),
+    ("sampler_factor", "nan", "from 0 to 1000000"),
+    ("dry_breakers", "512", "end at 511"),
+    ("loop_guard", "on", "off, raise, retry, stop"),
     ("suppress", "512", "end at 511"),
 ]
 
@@ -94,6 +99,18 @@ def test_value_out_of_range_is_refused_with_what_is_expected(
 ) -> None:
     with pytest.raises(SettingsError, match=says):
         resolved(golden_config, {}).with_value(key, text)
+
+
+def test_a_switch_is_set_by_words_and_gamma_is_the_rules_own(golden_config: ModelConfig) -> None:
+    made = resolved(golden_config, {}).with_value("eos_order", "on").with_value("sampler", "credit")
+    assert made.settings.eos_order is True and made.settings.gamma == 0.2
+    assert made.with_value("sampler", "entropy_bound").settings.gamma == 0.1
+    assert made.with_value("sampler_gamma", "0.7").settings.gamma == 0.7
+
+
+def test_more_rows_at_least_than_at_most_are_refused(golden_config: ModelConfig) -> None:
+    with pytest.raises(SettingsError, match="sampler_min_per_pass is 3 and sampler_max_per_pass 2"):
+        resolved(golden_config, {}, sampler_min_per_pass=3, sampler_max_per_pass=2)
 
 
 def test_flag_of_a_wrong_type_is_refused(golden_config: ModelConfig) -> None:

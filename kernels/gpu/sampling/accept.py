@@ -1,6 +1,6 @@
 """accept = confidence > threshold, else the most confident masked row; block[accept] = token.
 
-The `threshold` rule, defined by `threshold` (clover_local/decoding/threshold.py), with what follows
+The `threshold` rule, defined by `threshold` (clover_local/decoding/rules/threshold.py), with what follows
 from it before the next pass: the block, the bias of the end of thinking, the pass number. What the
 host wants to know of a pass is packed into one tensor, so that one small copy brings it:
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from clover_local.decoding.pick import RowStatistics
-from clover_local.decoding.threshold import threshold
+from clover_local.decoding.rules.threshold import threshold
 from clover_local.kernels.gpu.sampling.accept import (
     ABOVE,
     CONFIDENCE,

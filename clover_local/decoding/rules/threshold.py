@@ -7,22 +7,17 @@ state.
 import torch
 
 from clover_local.decoding.pick import Accept, RowStatistics
+from clover_local.decoding.rules.most_confident import or_most_confident
 
 ABOVE = "above_threshold"
-MOST_CONFIDENT = "most_confident"
 
 
 def threshold(rows: RowStatistics, *, threshold: float) -> Accept:
-    """Rows above `threshold`; if there is none, the most confident row (the lowest on a tie).
+    """Rows above `threshold`.
 
     Args:
         rows: statistics of the masked rows, at least one.
         threshold: compared in float32, as the confidence is.
     """
-    accept = rows.confidence > torch.tensor(threshold, dtype=torch.float32)
-    reason = ABOVE
-    if not bool(accept.any()):
-        accept = torch.zeros_like(accept)
-        accept[int(rows.confidence.argmax())] = True  # argmax gives the first of equals
-        reason = MOST_CONFIDENT
-    return Accept(accept, tuple(reason if taken else "" for taken in accept.tolist()))
+    above = rows.confidence > torch.tensor(threshold, dtype=torch.float32)
+    return or_most_confident(rows, above, reason=ABOVE)

@@ -4,7 +4,8 @@ import pytest
 import torch
 
 from clover_local.decoding.pick import RowStatistics
-from clover_local.decoding.threshold import ABOVE, MOST_CONFIDENT, threshold
+from clover_local.decoding.rules.most_confident import MOST_CONFIDENT
+from clover_local.decoding.rules.threshold import ABOVE, threshold
 
 
 def table(*confidences: float) -> RowStatistics:

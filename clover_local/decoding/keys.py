@@ -1,0 +1,218 @@
+"""The settings that a user may give: what each takes, what it is for, as which flag.
+
+The one list that flags, `/set`, `/show` and an API's fields are made of. Needs no torch.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from clover_local.files import LARGEST, STRONGEST
+
+MODES = ("denoise", "ar", "draft")
+ACCEPT = ("typical", "exact")
+DRAFT_WIDTHS = (1, 2, 4, 8, 16, 32)
+SAMPLERS = (
+    "threshold",
+    "factor",
+    "entropy_bound",
+    "margin",
+    "fixed_steps",
+    "sequential",
+    "klass",
+    "credit",
+    "hierarchy",
+)
+LOOP_GUARDS = ("off", "raise", "retry", "stop")
+SWITCH = {"on": True, "off": False, "true": True, "false": False}
+
+Kind = type[int] | type[float] | type[str] | type[bool]
+
+
+@dataclass(frozen=True)
+class Key:
+    """One setting: `convert` takes a typed value or its text.
+
+    `kind` is what a flag's text is read as, `metavar` and `help` are what `--help` says of it.
+    """
+
+    expects: str
+    convert: Callable[[object], object]
+    generation_key: str | None = None
+    kind: Kind = str
+    metavar: str = ""
+    help: str = ""
+
+    def named(self, metavar: str, help: str) -> "Key":
+        """The same key with its line of `--help`."""
+        return replace(self, metavar=metavar, help=help)
+
+
+def _choice(names: tuple[str, ...], help: str) -> Key:
+    def convert(value: object) -> str:
+        if value not in names:
+            raise ValueError
+        return str(value)
+
+    return Key("one of " + ", ".join(names), convert, metavar="|".join(names), help=help)
+
+
+def _switch(help: str) -> Key:
+    def convert(value: object) -> bool:
+        if isinstance(value, bool):
+            return value
+        if not isinstance(value, str):
+            raise TypeError
+        if value.lower() not in SWITCH:
+            raise ValueError
+        return SWITCH[value.lower()]
+
+    return Key("on or off", convert, kind=bool, help=help)
+
+
+def _whole(
+    least: int | None = None, most: int | None = None, *, generation_key: str | None = None
+) -> Key:
+    def convert(value: object) -> int:
+        if isinstance(value, bool) or not isinstance(value, int | str):
+            raise TypeError
+        number = int(value)
+        if (least is not None and number < least) or (most is not None and number > most):
+            raise ValueError
+        return number
+
+    low = "" if least is None else f" of {least} or more"
+    high = "" if most is None else f", at most {most}"
+    return Key(f"a whole number{low}{high}", convert, generation_key, int)
+
+
+def _width() -> Key:
+    def convert(value: object) -> int:
+        number = int(str(_whole(1).convert(value)))
+        if number not in DRAFT_WIDTHS:
+            raise ValueError
+        return number
+
+    return Key("one of " + ", ".join(map(str, DRAFT_WIDTHS)), convert, kind=int)
+
+
+def _number(
+    holds: Callable[[float], bool], expects: str, *, generation_key: str | None = None
+) -> Key:
+    def convert(value: object) -> float:
+        if isinstance(value, bool) or not isinstance(value, int | float | str):
+            raise TypeError
+        number = float(value)
+        if not math.isfinite(number) or not holds(number):
+            raise ValueError
+        return number
+
+    return Key(expects, convert, generation_key, float)
+
+
+def _between(low: float, high: float) -> Key:
+    return _number(lambda x: low <= x <= high, f"a number from {low:g} to {high:.0f}")
+
+
+def _ids() -> Key:
+    def convert(value: object) -> tuple[int, ...]:
+        if isinstance(value, str):
+            items: list[object] = [] if value == "none" else [*value.replace(",", " ").split()]
+        elif isinstance(value, list | tuple):
+            items = [*value]
+        else:
+            raise TypeError
+        one = _whole(0).convert
+        return tuple(int(str(one(item))) for item in items)
+
+    return Key("token ids such as 7,42, or none", convert)
+
+
+def _strength(generation_key: str) -> Key:
+    return _number(
+        lambda x: abs(x) <= STRONGEST,
+        f"a number from {-STRONGEST:.0f} to {STRONGEST:.0f}",
+        generation_key=generation_key,
+    )
+
+
+def _length(generation_key: str) -> Key:
+    return _whole(-LARGEST, LARGEST, generation_key=generation_key)
+
+
+_SHARE = _between(0, 1)
+_ANY = _between(0, STRONGEST)
+_MODES = "Block diffusion, one token a forward, or drafts that a forward verifies."
+_START = "Answer length where that begins."
+_WINDOW = "Tokens from there to full strength."
+
+KEYS: dict[str, Key] = {
+    "mode": _choice(MODES, _MODES),
+    "max_new_tokens": _whole(1).named("N", "Most tokens of an answer."),
+    "min_new_tokens": _whole(0).named("N", "No stop token at answer positions below N."),
+    "threshold": _SHARE.named("P", "denoise: a mask is fixed above this confidence."),
+    "sampler": _choice(SAMPLERS, "denoise: the unmasking rule."),
+    "sampler_factor": _ANY.named("F", "factor: (n + 1)(1 - confidence) stays below F."),
+    "sampler_gamma": _ANY.named("X", "entropy_bound: nats, 0.1; credit: power of p1, 0.2."),
+    "sampler_margin": _SHARE.named("P", "margin: p1 - p2 has to be above it."),
+    "sampler_steps": _whole(1).named("N", "fixed_steps: passes a block."),
+    "sampler_k": _whole(1).named("N", "sequential: rows a pass, from the left."),
+    "sampler_kl": _ANY.named("X", "klass: divergence from the last pass, below it."),
+    "sampler_history": _whole(1, 64).named("N", "klass: so many passes in a row."),
+    "sampler_threshold": _SHARE.named("P", "klass: and a confidence above this."),
+    "sampler_alpha": _ANY.named("X", "credit: strength."),
+    "sampler_beta": _SHARE.named("X", "credit: what is left of it after a pass."),
+    "sampler_low": _SHARE.named("P", "hierarchy: the best row of a gap, above this."),
+    "sampler_threshold_decay": _SHARE.named("X", "The threshold falls by X a pass; 0 = off."),
+    "sampler_min_per_pass": _whole(0).named("N", "Fix at least N rows a pass; 0 = off."),
+    "sampler_max_per_pass": _whole(0).named("N", "Fix at most N rows a pass; 0 = off."),
+    "sampler_finish_gap": _switch("Fix the rest of a block once the likeliest tokens lead far."),
+    "draft_width": _width().named("W", "draft: rows of a round, 1 to 32."),
+    "accept": _choice(ACCEPT, "draft: which drafts stay; exact writes as ar."),
+    "accept_ratio": _SHARE.named("P", "draft, typical: a probability that is enough."),
+    "accept_delta": _ANY.named("X", "draft, typical: so much of exp(-entropy) is enough too."),
+    "temperature": _number(
+        lambda x: 0 <= x <= STRONGEST, f"a number from 0 (greedy) to {STRONGEST:.0f}"
+    ).named("T", "0 picks the likeliest token."),
+    "top_k": _whole(0).named("K", "Draw among the K likeliest; 0 = all."),
+    "top_p": _number(lambda x: 0 < x <= 1, "a number above 0, at most 1").named(
+        "P", "Draw among the likeliest of mass P."
+    ),
+    "seed": _whole(0, 2**64 - 1).named("N", "Seed of every draw."),
+    "suppress": _ids().named("IDS", "Token ids never to write: 5,17,42."),
+    "presence_penalty": _strength("presence_penalty").named(
+        "X", "Subtracted from tokens that the answer has."
+    ),
+    "frequency_penalty": _strength("frequency_penalty").named(
+        "X", "Subtracted once per occurrence in the answer."
+    ),
+    "repetition_penalty": _number(
+        lambda x: 1 / STRONGEST <= x <= STRONGEST,
+        f"a number from {1 / STRONGEST:g} to {STRONGEST:.0f}",
+        generation_key="repetition_penalty",
+    ).named("R", "Divides the logits of tokens that the answer has; 1 = off."),
+    "length_penalty": _strength("dllm_length_penalty").named(
+        "X", "Added to the stop tokens as the answer grows."
+    ),
+    "length_penalty_start": _length("dllm_length_penalty_start").named("N", _START),
+    "length_penalty_window": _whole(1, generation_key="dllm_length_penalty_window").named(
+        "N", _WINDOW
+    ),
+    "think_end_bias": _strength("dllm_think_end_bias").named(
+        "X", "Added to the end-of-thinking token as the answer grows."
+    ),
+    "think_end_start": _length("dllm_think_end_start").named("N", _START),
+    "think_end_window": _whole(1, generation_key="dllm_think_end_window").named("N", _WINDOW),
+    "in_block_repetition": _switch("denoise: put off a row that would repeat its neighbour."),
+    "no_repeat_ngram": _whole(0, 64).named(
+        "N", "denoise: put off a row that would repeat N tokens of the answer; 0 = off."
+    ),
+    "dry_multiplier": _ANY.named("X", "Strength against continuing a repetition; 0 = off."),
+    "dry_base": _between(1, 100).named("X", "That grows so with each repeated token."),
+    "dry_allowed": _whole(1, LARGEST).named("N", "Repeated tokens that begin to cost."),
+    "dry_breakers": _ids().named("IDS", "Token ids that end a repetition."),
+    "eos_order": _switch("denoise: a stop token waits for all that stands before it."),
+    "loop_guard": _choice(
+        LOOP_GUARDS, "What an answer that loops gets: penalties, another try, an end."
+    ),
+}

@@ -1,0 +1,1 @@
+"""Controls against repetition beyond the release's: in a block, along a match, of whole loops."""
