@@ -34,10 +34,17 @@ class Sums:
 
     @property
     def importance(self) -> Floats:
-        """[matrices, columns]: means, 1.0 where nothing was summed."""
+        """[matrices, columns]: means, 1.0 where nothing was summed.
+
+        An input that was always 0 counts as the least important one: a block of nothing but zeros
+        would make ggml write zeros for its weights, whatever they are.
+        """
         seen = self.counts > 0
         counts = np.where(seen, self.counts, 1)
-        return np.where(seen[:, None], self.squares / counts[:, None], 1).astype(np.float32)
+        means = np.where(seen[:, None], self.squares / counts[:, None], 1).astype(np.float32)
+        positive = np.where(means > 0, means, np.inf).min(1, keepdims=True)
+        least = np.where(np.isfinite(positive), positive, 1)
+        return np.where(means > 0, means, least).astype(np.float32)
 
 
 def imatrix_bytes(sums: Mapping[str, Sums], *, dataset: str, chunks: int, chunk_size: int) -> bytes:

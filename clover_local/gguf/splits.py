@@ -22,6 +22,7 @@ SPLIT_NUMBER = "split.no"
 SPLIT_COUNT = "split.count"
 SPLIT_TENSORS = "split.tensors.count"
 
+_MOST_FILES = 99_999  # of five digits
 _SPLIT_NAME = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf")
 
 
@@ -63,11 +64,13 @@ def read_gguf(path: Path) -> GgufModel:
     count = first.metadata.get(SPLIT_COUNT, 1)
     if count in (0, 1):
         return GgufModel((first,))
+    if type(count) is not int or not 1 < count <= _MOST_FILES:
+        raise damaged(path, f"{SPLIT_COUNT} is {count!r:.20}")
     name = _SPLIT_NAME.fullmatch(path.name)
-    if name is None or type(count) is not int or count != int(name["count"]):
+    if name is None or count != int(name["count"]):
         raise CheckpointError(
             f"{path} is one of {count} files ({SPLIT_COUNT}), which its name does not say: "
-            f"name it NAME-00001-of-{count if type(count) is int else 0:05}.gguf"
+            f"name it NAME-00001-of-{count:05}.gguf"
         )
 
     def other(number: int) -> Path:

@@ -40,7 +40,7 @@ def test_a_sidecar_is_written_and_found(run: Run, tmp_path: Path) -> None:
     assert f"{sidecar}: the diffusion parameters" in done.out
     facts = json.loads(run("info", str(path), "--json").out)
     assert facts["gguf"]["diffusion_file"] == str(sidecar)
-    assert facts["weights"]["modes"] == ["denoise", "ar"]
+    assert facts["weights"]["modes"] == ["denoise", "ar", "draft"]
     sidecar.unlink()
     facts = json.loads(run("info", str(path), "--json").out)
     assert facts["gguf"]["diffusion_file"] is None

@@ -35,7 +35,7 @@ def test_json_holds_shape_weights_tokenizer_and_controls(run: Run, golden_folder
         "bytes": 864600,
         "parameters_by_dtype": {"BF16": 427804},
         "diffusion_parameters": True,
-        "modes": ["denoise", "ar"],
+        "modes": ["denoise", "ar", "draft"],
         "notes": [],
     }
     assert values["tokenizer"] == {"tokens": 508, "chat_template": True, "can_think": False}
@@ -222,7 +222,7 @@ def test_json_says_how_weights_are_quantized(run: Run, quantized_folder: Path) -
     assert quantization["summary"]["records"][0] == [{"bytes": 3456, "experts": 8}]
     nbytes = sum(path.stat().st_size for path in quantized_folder.glob("*.safetensors"))
     assert values["weights"]["bytes"] == nbytes
-    assert values["weights"]["modes"] == ["denoise", "ar"]
+    assert values["weights"]["modes"] == ["denoise", "ar", "draft"]
     assert values["parameters"]["total"] == 427804
     assert values["problems"] == []
 

@@ -36,6 +36,11 @@ def test_an_expert_that_saw_nothing_gets_ones() -> None:
     assert importance.dtype == np.float32
 
 
+def test_no_input_counts_for_nothing() -> None:
+    squares = np.array([[6, 0, 2], [0, 0, 0]], np.float32)
+    assert Sums(squares, np.full(2, 2, np.float32)).importance.tolist() == [[3, 1, 1], [1, 1, 1]]
+
+
 def test_keys_and_tensors_are_those_that_llama_quantize_looks_for(tmp_path: Path) -> None:
     gguf = pytest.importorskip("gguf")
     reader = gguf.GGUFReader(written(tmp_path / "i.gguf"))

@@ -1,8 +1,8 @@
 """accept = confidence > threshold, else the most confident masked row; block[accept] = token.
 
-The `threshold` rule, defined by `threshold` (clover_local/decoding/rules/threshold.py), with what follows
-from it before the next pass: the block, the bias of the end of thinking, the pass number. What the
-host wants to know of a pass is packed into one tensor, so that one small copy brings it:
+The `threshold` rule (clover_local/decoding/rules/threshold.py), with what follows from it before
+the next pass: the block, the bias of the end of thinking, the pass number. What the host wants to
+know of a pass is packed into one tensor, so that one small copy brings it:
 
     report[row]   0 token   1 confidence   2 raw confidence   3 entropy   4..8 top ids
                   9..13 their probabilities   14 reason   15 masked rows left in the block
