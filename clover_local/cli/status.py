@@ -46,6 +46,7 @@ def ending(finish_reason: str) -> str:
         "length": " · cut at max_new_tokens",
         "context": " · the context is full: /new starts afresh",
         "cancelled": " · stopped",
+        "repetition": " · stopped: it repeated itself",
     }.get(finish_reason, "")
 
 

@@ -4,6 +4,7 @@ import time
 from collections.abc import Iterator
 
 from clover_local.decoding.events import BlockCommitted, Event
+from clover_local.decoding.repetition.guard import Verdict
 from clover_local.decoding.result import EmittedToken
 from clover_local.decoding.run import Run
 
@@ -45,5 +46,14 @@ def next_token(run: Run, *, mode: str, index: int) -> BlockCommitted:
     )
     run.emit([EmittedToken(token, confidence, 0, index, mode)])
     run.pending = token
+    end_loop(run)
     run.close_at_context_end()
     return BlockCommitted(index, start, (token,))
+
+
+def end_loop(run: Run) -> None:
+    """What the loop guard does about tokens that were emitted one by one."""
+    verdict = run.guard.judge_shown(run.controls.response)
+    if verdict is Verdict.STOP and run.finish_reason is None:
+        run.finish_reason = "repetition"
+    run.use(run.guard.settings)

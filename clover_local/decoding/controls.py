@@ -14,7 +14,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from clover_local.decoding.repetition.dry import dry_penalties
 from clover_local.decoding.settings import Settings
+from clover_local.files import STRONGEST
 
 
 @dataclass(frozen=True)
@@ -31,6 +33,10 @@ class Controls:
     stop_bias: Tensor | None  # [rows] float32
     think_end_token_id: int | None
     think_end_bias: Tensor | None  # [rows] float32
+    stop_banned: Tensor | None = None  # [rows] bool: too early for a stop token
+    dry_rows: Tensor | None = None  # [n] int64: of what DRY costs, and ...
+    dry_ids: Tensor | None = None  # [n] int64: ... of which token
+    dry_costs: Tensor | None = None  # [n] float32
 
     def to(self, device: torch.device) -> "Controls":
         """The same controls on `device`."""
@@ -43,7 +49,8 @@ class Controls:
     @property
     def act_on_response(self) -> bool:
         """Whether anything beyond the bans changes a logit."""
-        return bool(len(self.seen) or self.stop_bias is not None or self.think_end_bias is not None)
+        given = (self.stop_bias, self.think_end_bias, self.stop_banned, self.dry_costs)
+        return bool(len(self.seen)) or any(each is not None for each in given)
 
     def ban(self, logits: Tensor) -> Tensor:
         """`logits` [rows, V], changed in place: -inf at every banned id."""
@@ -66,11 +73,24 @@ class Controls:
             logits[:, self.stop_ids] += self.stop_bias[:, None]
         if self.think_end_bias is not None:
             logits[:, self.think_end_token_id] += self.think_end_bias
+        if self.dry_costs is not None:
+            logits[self.dry_rows, self.dry_ids] -= self.dry_costs
+        if self.stop_banned is not None:
+            logits[:, self.stop_ids] = logits[:, self.stop_ids].masked_fill(
+                self.stop_banned[:, None], -torch.inf
+            )
         return logits
 
     def describe(self) -> dict[str, object]:
         """The response controls in force, for the trace (its header has the bans)."""
+        own: dict[str, object] = {}
+        if self.stop_banned is not None:
+            own["stop_banned"] = self.stop_banned.tolist()
+        if self.dry_rows is not None and self.dry_ids is not None and self.dry_costs is not None:
+            tensors = (self.dry_rows, self.dry_ids, self.dry_costs)
+            own["dry"] = [list(cost) for cost in zip(*map(Tensor.tolist, tensors), strict=True)]
         return {
+            **own,
             "presence_penalty": self.presence_penalty,
             "frequency_penalty": self.frequency_penalty,
             "repetition_penalty": self.repetition_penalty,
@@ -84,12 +104,18 @@ class ResponseControls:
     """The response so far, as counts that grow token by token, and the controls they lead to."""
 
     def __init__(self, settings: Settings) -> None:
-        self.settings = settings
-        self.length = 0
-        """Response tokens counted so far."""
+        self.response: list[int] = []
+        """The tokens counted so far, in order."""
+        self.ngrams: set[tuple[int, ...]] = set()
+        """All of `no_repeat_ngram` tokens in the response; none while that is off."""
         self._index: dict[int, int] = {}  # of a token in `_ids` and `_counts`
         self._ids = np.zeros(64, dtype=np.int64)
         self._counts = np.zeros(64, dtype=np.float32)
+        self.use(settings)
+
+    def use(self, settings: Settings) -> None:
+        """Other settings from here on; what is counted stays counted."""
+        self.settings = settings
         self._banned = torch.tensor(settings.banned_ids, dtype=torch.int64)
         self._stop_ids = torch.tensor(settings.stop_ids, dtype=torch.int64)
         self._repetition = (
@@ -97,6 +123,14 @@ class ResponseControls:
             settings.frequency_penalty,
             settings.repetition_penalty,
         ) != (0, 0, 1)
+        size = settings.no_repeat_ngram
+        starts = range(self.length - size + 1) if size else ()
+        self.ngrams = {tuple(self.response[at : at + size]) for at in starts}
+
+    @property
+    def length(self) -> int:
+        """Response tokens counted so far."""
+        return len(self.response)
 
     def __contains__(self, token: int) -> bool:
         return token in self._index
@@ -115,14 +149,24 @@ class ResponseControls:
                 self._counts = np.concatenate([self._counts, np.zeros_like(self._counts)])
             self._ids[place] = token
             self._counts[place] += 1
-            self.length += 1
+            self.response.append(token)
+            size = self.settings.no_repeat_ngram
+            if 0 < size <= self.length:
+                self.ngrams.add(tuple(self.response[-size:]))
 
-    def at(self, positions: Sequence[int], *, visible: Sequence[int] = ()) -> Controls:
+    def at(
+        self,
+        positions: Sequence[int],
+        *,
+        visible: Sequence[int] = (),
+        visible_from: int | None = None,
+    ) -> Controls:
         """The controls of one forward's rows.
 
         Args:
             positions: each row's 1-based position in the response.
             visible: the tokens of the active block (masks may be among them).
+            visible_from: response tokens before the block; all, if not given.
 
         Returns:
             Controls whose counts are views: valid until the next `add`.
@@ -131,7 +175,7 @@ class ResponseControls:
         seen = self.distinct
         thinking = s.think_end_token_id
         may_end = thinking is not None and thinking not in self and thinking not in visible
-        return Controls(
+        controls = Controls(
             banned=self._banned,
             seen=torch.from_numpy(self._ids[:seen]),
             counts=torch.from_numpy(self._counts[:seen]),
@@ -152,7 +196,12 @@ class ResponseControls:
                 start=s.think_end_start,
                 window=s.think_end_window,
             ),
+            stop_banned=self._too_early(positions),
         )
+        if s.dry_multiplier == 0:
+            return controls
+        known = [*self.response[:visible_from], *visible]
+        return self._with_dry(controls, [(known, n - 1) for n in positions])
 
     def along(self, tokens: Sequence[int]) -> Controls:
         """The controls of causal rows: row j, from 0, follows the response and `tokens[:j]`.
@@ -162,6 +211,9 @@ class ResponseControls:
         """
         rows = len(tokens) + 1
         controls = self.at(range(self.length + 1, self.length + rows + 1))
+        if self.settings.dry_multiplier > 0:
+            known = [([*self.response, *tokens[:row]], self.length + row) for row in range(rows)]
+            controls = self._with_dry(controls, known)
         bias, end = controls.think_end_bias, controls.think_end_token_id
         if bias is not None and end is not None and end in tokens:
             bias[[*tokens].index(end) + 1 :] = 0
@@ -175,6 +227,39 @@ class ResponseControls:
             counts[row:, place.get(token, self._index.get(token, -1))] += 1
         seen = torch.cat([controls.seen, torch.tensor(new, dtype=torch.int64)])
         return replace(controls, seen=seen, counts=counts)
+
+    def _too_early(self, positions: Sequence[int]) -> Tensor | None:
+        """For each position, whether a stop token is banned there; None if nowhere."""
+        least = self.settings.min_new_tokens
+        if not self.settings.stop_ids or min(positions) >= least:
+            return None
+        return torch.tensor([n < least for n in positions])
+
+    def _with_dry(self, controls: Controls, rows: Sequence[tuple[Sequence[int], int]]) -> Controls:
+        """`controls` with what DRY costs in each row, of (all known tokens, the row's place)."""
+        s = self.settings
+        costs = [
+            (row, token, cost)
+            for row, (known, place) in enumerate(rows)
+            for token, cost in dry_penalties(
+                np.asarray(known, dtype=np.int64),
+                place,
+                multiplier=s.dry_multiplier,
+                base=s.dry_base,
+                allowed=s.dry_allowed,
+                breakers=s.dry_breakers,
+                mask_token_id=s.mask_token_id,
+            ).items()
+        ]
+        if not costs:
+            return replace(controls, dry_rows=None, dry_ids=None, dry_costs=None)
+        of_rows, ids, amounts = zip(*costs, strict=True)
+        return replace(
+            controls,
+            dry_rows=torch.tensor(of_rows),
+            dry_ids=torch.tensor(ids),
+            dry_costs=torch.tensor(amounts, dtype=torch.float32).clamp(max=STRONGEST),
+        )
 
     def _ramp(
         self, strength: float, positions: Sequence[int], *, start: int, window: int

@@ -4,11 +4,13 @@ This is the release's own procedure, the one the model was evaluated with.
 """
 
 import time
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator, Sequence
 
 from clover_local.decoding.events import BlockCommitted, Event, PassDone
+from clover_local.decoding.repetition.guard import Verdict
 from clover_local.decoding.result import Block, EmittedToken, Fixed
 from clover_local.decoding.run import Run, emitted_length
+from clover_local.decoding.settings import Settings
 
 
 class Denoise:
@@ -23,29 +25,57 @@ class Denoise:
         """
         run.commit_pending(logits=False)
         start, index = run.state.length, len(run.blocks)
-        mask = run.settings.mask_token_id
-        # All `block_size` rows even where max_new_tokens is nearer: the model knows such blocks.
-        block = [mask] * min(run.model.config.block_size, run.room)
-        passes: list[tuple[Fixed, ...]] = []
-        while mask in block:
-            if run.stop_requested():
+        verdict = Verdict.RETRY
+        while verdict is Verdict.RETRY:
+            passes: list[tuple[Fixed, ...]] = []
+            block = yield from _resolve(run, passes, index=index)
+            if run.finish_reason is not None or run.stop_requested():
                 return
-            began = time.perf_counter()
-            passes.append(one_pass(run, block, pass_number=len(passes)))
-            milliseconds = 1000 * (time.perf_counter() - began)
-            yield PassDone(index, start, len(passes) - 1, tuple(block), passes[-1], milliseconds)
-        if run.stop_requested():
+            length = emitted_length(
+                block,
+                stop_ids=run.settings.stop_ids,
+                allowed=run.settings.max_new_tokens - len(run.tokens),
+            )
+            verdict = run.guard.judge(run.controls.response, block[:length])
+            if verdict is Verdict.STOP:
+                length = run.guard.worth_keeping(run.controls.response, block[:length])
+            run.use(run.guard.settings)
+        if verdict is Verdict.STOP and not length:
+            run.finish_reason = "repetition"
             return
-        length = emitted_length(
-            block,
-            stop_ids=run.settings.stop_ids,
-            allowed=run.settings.max_new_tokens - len(run.tokens),
-        )
         run.commit(block[:length], logits=False)
         run.blocks.append(Block(start, tuple(block[:length]), tuple(passes)))
         run.emit(_emitted(passes, length=length, block=index))
+        if verdict is Verdict.STOP and run.finish_reason is None:
+            run.finish_reason = "repetition"
         run.close_at_context_end()
         yield BlockCommitted(index, start, tuple(block[:length]))
+
+
+def _resolve(
+    run: Run, passes: list[tuple[Fixed, ...]], *, index: int
+) -> Generator[Event, None, list[int]]:
+    """Passes over a block of masks until none is left that counts; each is added to `passes`.
+
+    Stops in between when it should; the block then has masks.
+    """
+    start, mask = run.state.length, run.settings.mask_token_id
+    # All `block_size` rows even where max_new_tokens is nearer: the model knows such blocks.
+    block = [mask] * min(run.model.config.block_size, run.room)
+    while mask in block[: _end(block, run.settings)]:
+        if run.stop_requested():
+            return block
+        began = time.perf_counter()
+        passes.append(one_pass(run, block, pass_number=len(passes)))
+        milliseconds = 1000 * (time.perf_counter() - began)
+        yield PassDone(index, start, len(passes) - 1, tuple(block), passes[-1], milliseconds)
+    return block
+
+
+def _end(block: Sequence[int], settings: Settings) -> int:
+    """Rows of the block that have to be resolved: with `eos_order`, those before a stop token."""
+    stops = settings.stop_ids if settings.eos_order else ()
+    return next((row for row, token in enumerate(block) if token in stops), len(block))
 
 
 def one_pass(run: Run, block: list[int], *, pass_number: int) -> tuple[Fixed, ...]:

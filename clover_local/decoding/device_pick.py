@@ -110,6 +110,8 @@ class Inputs:
         for name in ("stop_bias", "think_end_bias"):
             bias: Tensor | None = getattr(acting, name)
             here[name][:rows] = 0 if bias is None else bias.numpy()
+        if acting.stop_banned is not None:
+            here["stop_bias"][:rows][acting.stop_banned.numpy()] = -np.inf
         here["threshold"][0] = settings.threshold
         here["temperature"][0] = settings.temperature
         here["top_k"][0] = min(settings.top_k, settings.vocab_size)
@@ -184,6 +186,7 @@ class DevicePicker:
     def __init__(self, device: torch.device, *, room: Room | None = None) -> None:
         """`room` is what buffers hold at first; they grow."""
         self.device = device
+        self._plain = HostPicker()
         self._for_rules = HostPicker(self.pick)
         self._pool = torch.cuda.graph_pool_handle() if device.type == "cuda" else None
         self._replays = OrderedDict[_Launch, Replay[Tensor]]()
@@ -203,6 +206,10 @@ class DevicePicker:
         pass_number: int = 0,
     ) -> RowStatistics:
         """See `Picker`."""
+        if controls.settings.dry_multiplier > 0:  # costs of single rows, which no kernel takes
+            return self._plain.pick(
+                logits, controls, rows=rows, visible=visible, pass_number=pass_number
+            )
         count = len(logits)
         self._prepare(controls, rows=count)
         self._inputs.fill(controls, rows=count, visible=visible, pass_number=pass_number)

@@ -19,6 +19,7 @@ from clover_local.decoding.pick import (
     pick,
     pick_controlled,
 )
+from clover_local.decoding.repetition.deferral import deferred
 from clover_local.decoding.rules.choose import choose
 from clover_local.decoding.rules.credit import Credit
 from clover_local.decoding.rules.klass import Stillness
@@ -137,11 +138,19 @@ def accept_rows(
     rows: Sequence[int],
     pass_number: int,
 ) -> Accept:
-    """Which masked `rows` of `block` are fixed, by the settings' rule and modifiers."""
-    return choose(
+    """Which masked `rows` of `block` are fixed: by rule and modifiers, less those that wait."""
+    settings = controls.settings
+    accepted = choose(
+        statistics, settings, places=rows, block_size=len(block), pass_number=pass_number
+    )
+    if not settings.defers_rows:
+        return accepted
+    return deferred(
+        accepted,
         statistics,
-        controls.settings,
+        settings,
         places=rows,
-        block_size=len(block),
-        pass_number=pass_number,
+        block=block,
+        response=controls.response,
+        ngrams=controls.ngrams,
     )

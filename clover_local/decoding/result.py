@@ -168,7 +168,7 @@ class CacheUse:
 
 @dataclass(frozen=True)
 class GenerationResult:
-    """One answer. `finish_reason`: stop, length, context or cancelled."""
+    """One answer. `finish_reason`: stop, length, context, repetition or cancelled."""
 
     tokens: tuple[EmittedToken, ...]
     prompt_tokens: int

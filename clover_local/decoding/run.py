@@ -21,6 +21,7 @@ from clover_local.decoding.events import Event
 from clover_local.decoding.forwards import ForwardOutput, Model, VerifiedOutput
 from clover_local.decoding.host_pick import HostPicker
 from clover_local.decoding.pick import Accept, Picker, RowStatistics, pick
+from clover_local.decoding.repetition.guard import LoopGuard
 from clover_local.decoding.result import (
     Block,
     CacheUse,
@@ -90,6 +91,7 @@ class Run:
         self.rounds: list[Round] = []
         self.clock = Clock()
         self.reused_tokens = 0
+        self.guard = LoopGuard(settings)
         self._picker: Picker = picker or HostPicker()
         self._on_note = on_note
         self._prompt_tokens = prompt_tokens
@@ -154,7 +156,10 @@ class Run:
         """
         rows = range(1, len(block))
         positions = [self.controls.length + row for row in rows]
-        controls = self.controls.at(positions, visible=block).to(output.logits.device)
+        before = self.controls.length - 1  # the pending token is in the block
+        controls = self.controls.at(positions, visible=block, visible_from=before).to(
+            output.logits.device
+        )
         greedy = replace(self.settings, temperature=0.0)
         return pick(
             output.logits, controls, greedy, rows=rows, positions=positions, pass_number=0
@@ -195,6 +200,12 @@ class Run:
             self.finish_reason = "stop"
         elif len(self.tokens) >= self.settings.max_new_tokens:
             self.finish_reason = "length"
+
+    def use(self, settings: Settings) -> None:
+        """Other settings for the forwards that follow."""
+        if settings != self.settings:
+            self.settings = settings
+            self.controls.use(settings)
 
     def close_at_context_end(self) -> None:
         """Ends the run where no further token fits."""

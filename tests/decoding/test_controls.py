@@ -1,7 +1,9 @@
 """Response controls on hand-made tables."""
 
+from __future__ import annotations
+
 import math
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
@@ -9,6 +11,9 @@ from torch import Tensor
 
 from clover_local.decoding.controls import ResponseControls
 from clover_local.decoding.settings import Settings
+
+if TYPE_CHECKING:
+    from tests.decoding.conftest import Scripted
 
 MASK, VOCABULARY = 11, 12
 
@@ -167,3 +172,62 @@ def test_every_row_of_several_tokens_is_controlled_as_in_a_forward_of_its_own() 
         expected = controls.apply(controls.ban(logits[row : row + 1].clone()))
         assert torch.equal(ours[row : row + 1], expected)
     assert response.length == len(so_far)
+
+
+def test_stop_tokens_are_banned_below_the_least_length(scripted: Scripted) -> None:
+    controls = ResponseControls(scripted.settings(min_new_tokens=4))
+    controls.add([1])
+    acting = controls.at([2, 3, 4, 5])
+    got = acting.apply(torch.zeros(4, 50))
+    assert (got[:2, [47, 48]] == -torch.inf).all() and (got[2:] == 0).all()
+    assert (got[:, :47] == 0).all()
+    assert acting.describe()["stop_banned"] == [True, True, False, False]
+    assert controls.at([4, 5]).stop_banned is None
+
+
+def test_dry_costs_what_continues_a_repetition_in_every_kind_of_row(scripted: Scripted) -> None:
+    """Along drafts each row costs what it would in a forward of its own."""
+    settings = scripted.settings(dry_multiplier=3.0, dry_base=2.0, dry_allowed=2)
+    controls = ResponseControls(settings)
+    controls.add([1, 2, 3, 4, 1, 2])
+    drafts = [3, 4, 9]
+    along = controls.along(drafts).apply(torch.zeros(4, 50))
+    for row in range(4):
+        alone = ResponseControls(settings)
+        alone.add([1, 2, 3, 4, 1, 2, *drafts[:row]])
+        expected = alone.at([7 + row]).apply(torch.zeros(1, 50))
+        assert torch.equal(along[row], expected[0])
+    assert along[:3].min(1).values.tolist() == [-3.0, -6.0, -12.0]
+    assert along[2, 1] == -12.0 and (along[3] == 0).all()
+
+
+def test_dry_sees_the_block_on_both_sides(scripted: Scripted) -> None:
+    controls = ResponseControls(scripted.settings(dry_multiplier=3.0))
+    controls.add([1, 2, 3])
+    block = [1, 49, 3, 49]
+    got = controls.at([5, 7], visible=block).apply(torch.zeros(2, 50))
+    assert got.nonzero().tolist() == [[0, 2]] and got[0, 2] == -3.0
+    # In a round of drafts the block begins with the pending token, which is counted already.
+    behind = ResponseControls(scripted.settings(dry_multiplier=3.0))
+    behind.add([1, 2, 3, 1, 2])
+    got = behind.at([6], visible=[2, 49], visible_from=4).apply(torch.zeros(1, 50))
+    assert got.nonzero().tolist() == [[0, 3]]
+
+
+def test_controls_of_ours_at_strength_zero_change_no_bit(scripted: Scripted) -> None:
+    logits = torch.randn(3, 50, generator=torch.Generator().manual_seed(0))
+    controls = ResponseControls(scripted.settings(dry_base=9.0, dry_allowed=1, min_new_tokens=0))
+    controls.add([1, 2, 1, 2, 1])
+    acting = controls.at([6, 7, 8], visible=[49, 49, 49])
+    assert torch.equal(acting.apply(logits.clone()), logits)
+    assert not acting.act_on_response
+
+
+def test_other_settings_keep_what_is_counted(scripted: Scripted) -> None:
+    controls = ResponseControls(scripted.settings())
+    controls.add([1, 2, 3, 1])
+    assert controls.ngrams == set() and controls.distinct == 0
+    controls.use(scripted.settings(frequency_penalty=1.0, no_repeat_ngram=2))
+    assert controls.ngrams == {(1, 2), (2, 3), (3, 1)} and controls.distinct == 3
+    controls.add([5])
+    assert (1, 5) in controls.ngrams and controls.length == 5

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from torch import Tensor
 
 from clover_local.decoding.events import BlockCommitted, Finished, PassDone
 from clover_local.errors import SettingsError
@@ -183,3 +186,58 @@ def test_last_event_carries_the_result(scripted: Scripted) -> None:
     *_, last = generator.run([1])
     assert isinstance(last, Finished)
     assert last.result is generator.result
+
+
+def test_equal_neighbours_wait_for_each_other_and_the_block_ends(scripted: Scripted) -> None:
+    """Each row wants what its left neighbour has, until it sees it: then the next token."""
+    model, settings = scripted.model(answer=lambda p: p // 2), scripted.settings(max_new_tokens=32)
+    rows = model._rows
+
+    def seen(start: int, count: int) -> Tensor:
+        logits = rows(start, count)
+        block = model.previews[-1] if model.previews else []
+        for row in range(1, len(block) if count > 1 else 0):
+            token = int(logits[row].argmax())
+            if token in (block[row - 1], *block[row + 1 : row + 2]):
+                logits[row].zero_()[token + 20] = 9.0
+        return logits
+
+    model._rows = seen  # type: ignore[method-assign, assignment]
+    off = generate(model, scripted.state(), settings, [0]).token_ids
+    assert any(a == b for a, b in pairwise(off))
+    on = generate(
+        model, scripted.state(), replace(settings, in_block_repetition=True), [0]
+    ).token_ids
+    assert len(on) == 32 and not any(a == b for a, b in pairwise(on))
+
+
+def test_with_eos_order_rows_behind_a_stop_token_are_not_computed(scripted: Scripted) -> None:
+    """The stop token is the surest from the start, and what follows it never is sure."""
+    model = scripted.model(
+        answer=lambda p: STOP if p == 1 + 6 else 5, confidence=lambda p: 0.99 if p == 7 else 0.5
+    )
+    off = generate(model, scripted.state(), scripted.settings(), [1])
+    on = generate(model, scripted.state(), scripted.settings(eos_order=True), [1])
+    assert on.token_ids == off.token_ids == (*[5] * 6, STOP)
+    order = [fixed.row for rows in on.blocks[0].passes for fixed in rows]
+    assert order == [*range(7)]
+    assert (len(off.blocks[0].passes), len(on.blocks[0].passes)) == (32, 7)
+
+
+@pytest.mark.parametrize("mode", ["denoise", "ar", "draft"])
+def test_no_stop_token_below_the_least_length(mode: str, scripted: Scripted) -> None:
+    model = scripted.model(answer=lambda p: STOP if p > 3 else 5)
+    settings = scripted.settings(mode=mode, max_new_tokens=60, min_new_tokens=40)
+    result = generate(model, scripted.state(), settings, [1])
+    assert (len(result.tokens), result.token_ids[-1], result.finish_reason) == (40, STOP, "stop")
+    assert not {STOP, PAD} & {*result.token_ids[:-1]}
+
+
+def test_draft_exact_writes_as_ar_under_controls_of_ours(scripted: Scripted) -> None:
+    given = {"max_new_tokens": 60, "min_new_tokens": 50, "dry_multiplier": 3.0, "accept": "exact"}
+    model = scripted.model(answer=lambda p: p % 6 if p < 45 else STOP, confidence=lambda p: 0.9)
+    texts = [
+        generate(model, scripted.state(), scripted.settings(mode=mode, **given), [1]).token_ids
+        for mode in ("ar", "draft")
+    ]
+    assert texts[0] == texts[1] and len(texts[0]) >= 50

@@ -189,6 +189,27 @@ RULES: dict[str, dict[str, Any]] = {
     "hierarchy": {"sampler_low": 0.1, "sampler_max_per_pass": 2},
     "threshold": {"sampler_min_per_pass": 2, "sampler_finish_gap": True},
 }
+OURS: dict[str, dict[str, Any]] = {
+    "least-length": {"min_new_tokens": 5, "suppress": (), "length_penalty": 90.0},
+    "in-block": {"in_block_repetition": True, "no_repeat_ngram": 2, "threshold": 0.0},
+    "dry": {"dry_multiplier": 4.0, "dry_allowed": 1, "threshold": 0.1},
+    "eos-order": {"eos_order": True, "suppress": (), "length_penalty": 4.0, "threshold": 0.1},
+    "loop-guard": {"loop_guard": "raise"},
+}
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("case", OURS)
+def test_same_text_under_controls_of_ours_whoever_picks(
+    case: str, mode: str, small: Callable[..., Noisy], scripted: Scripted
+) -> None:
+    given = {"mode": mode, "max_new_tokens": 2 * BLOCK, "suppress": (STOP, PAD)}
+    given |= {"length_penalty_start": 0, "length_penalty_window": 1}
+    settings = scripted.settings(**{**given, **OURS[case]})
+    expected = answer(small(), settings, HostPicker())
+    got = answer(small(), settings, DevicePicker(DEVICE))
+    assert [t.token for t in got.tokens] == [t.token for t in expected.tokens]
+    assert [t.pass_number for t in got.tokens] == [t.pass_number for t in expected.tokens]
 
 
 @pytest.mark.parametrize("sampler", RULES)

@@ -81,8 +81,12 @@ def _accepted(rows: ControlledRows, settings: Settings, drafts: Sequence[int]) -
     if settings.accept == "exact":
         return exact(rows.logits[:count].argmax(-1), proposed)
     before = rows.first(count)
+    probability = before.of_tokens(proposed)
+    if settings.has_own_controls and before.raw is not None:
+        raw = before.raw.gather(1, proposed[:, None])[:, 0]
+        probability = torch.minimum(probability, raw)
     return typical(
-        before.of_tokens(proposed),
+        probability,
         before.entropy,
         ratio=settings.accept_ratio,
         delta=settings.accept_delta,

@@ -7,7 +7,7 @@ without running the layers again. With `accept` `exact` the text is that of `ar`
 import time
 from collections.abc import Iterator, Sequence
 
-from clover_local.decoding.autoregressive import next_token
+from clover_local.decoding.autoregressive import end_loop, next_token
 from clover_local.decoding.events import BlockCommitted, Event, PassDone
 from clover_local.decoding.result import EmittedToken, Fixed, Round
 from clover_local.decoding.run import Run, emitted_length
@@ -101,5 +101,6 @@ def _verify(run: Run, rows: Sequence[int], *, allowed: int, index: int) -> tuple
     pairs = zip(tokens[:length], confidences[:length], strict=True)
     run.emit([EmittedToken(token, sure, 0, index, MODE) for token, sure in pairs])
     run.pending = tokens[length - 1]
+    end_loop(run)
     run.close_at_context_end()
     return tuple(tokens[:length])

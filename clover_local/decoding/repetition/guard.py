@@ -1,0 +1,90 @@
+"""The loop guard: what is done about an answer that repeats itself without end.
+
+A block that loops is found before it is committed, so trying it anew costs no rewind of the state,
+and nobody has read it. Where tokens are shown one by one (`ar`, `draft`) there is nothing to take
+back: the guard looks at every 32 tokens, raises the penalties, and at last ends the answer.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from enum import Enum
+
+from clover_local.decoding.repetition.loops import good_length, loops
+from clover_local.decoding.settings import Settings
+
+STRENGTH = 0.5
+"""Added to `frequency_penalty` for each level."""
+LEVELS = 3
+RETRIES = 2
+RETRY_NGRAM = 4
+STRIDE = 32
+_SEED_STEP = 0x9E3779B97F4A7C15  # odd, so that no two retries share a seed
+_SEEDS = 1 << 64
+
+
+class Verdict(Enum):
+    """What becomes of tokens that were just made."""
+
+    KEEP = "keep"
+    RETRY = "retry"
+    STOP = "stop"
+
+
+class LoopGuard:
+    """Watches one answer; `settings` are those that its next forwards should have."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self._given = settings
+        self._level = 0
+        self._retries = 0
+        self._seen = 0
+
+    def judge(self, response: Sequence[int], block: Sequence[int]) -> Verdict:
+        """What to do with a `block` behind the `response`; `settings` may change."""
+        action = self._given.loop_guard
+        if action == "off":
+            return Verdict.KEEP
+        if not loops(response, block):
+            self._retries, self._level = 0, max(self._level - 1, 0)
+            self.settings = self._raised()
+            return Verdict.KEEP
+        if action == "retry" and self._given.mode == "denoise":
+            if self._retries == RETRIES:
+                return Verdict.STOP
+            self._retries += 1
+            self.settings = self._for_retry()
+            return Verdict.RETRY
+        if action == "stop" or self._level == LEVELS:
+            return Verdict.STOP
+        self._level += 1
+        self.settings = self._raised()
+        return Verdict.KEEP
+
+    def judge_shown(self, response: Sequence[int]) -> Verdict:
+        """As `judge`, of tokens that were shown already; looks once in `STRIDE` tokens."""
+        if self._given.loop_guard == "off" or len(response) - self._seen < STRIDE:
+            return Verdict.KEEP
+        self._seen = len(response)
+        return self.judge(response[:-STRIDE], response[-STRIDE:])
+
+    def worth_keeping(self, response: Sequence[int], block: Sequence[int]) -> int:
+        """How many tokens of a block that loops to emit."""
+        return good_length(response, block)
+
+    def _raised(self) -> Settings:
+        more = STRENGTH * self._level
+        if not more:
+            return self._given
+        return replace(self._given, frequency_penalty=self._given.frequency_penalty + more)
+
+    def _for_retry(self) -> Settings:
+        """Another seed, higher penalties, and no repeat within the block."""
+        given = self._given
+        return replace(
+            given,
+            seed=(given.seed + self._retries * _SEED_STEP) % _SEEDS,
+            frequency_penalty=given.frequency_penalty + STRENGTH * self._retries,
+            in_block_repetition=True,
+            no_repeat_ngram=given.no_repeat_ngram or RETRY_NGRAM,
+        )

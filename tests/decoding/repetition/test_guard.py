@@ -1,0 +1,90 @@
+"""What the loop guard does, in whole runs of a model that is forced to loop."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+from torch import Tensor
+
+from clover_local.decoding.repetition.guard import RETRIES
+from clover_local.generate import generate
+
+if TYPE_CHECKING:
+    from tests.decoding.conftest import Scripted
+
+GOOD = 40
+MODES = pytest.mark.parametrize("mode", ["denoise", "ar", "draft"])
+
+
+def forced(position: int) -> int:
+    """Good for 40 tokens behind a prompt of one, then the same for ever."""
+    return (position * 7) % 40 if position < 1 + GOOD else 5
+
+
+@MODES
+def test_off_lets_it_loop_and_on_does_not_touch_what_does_not_loop(
+    mode: str, scripted: Scripted
+) -> None:
+    looping, fine = scripted.model(answer=forced), scripted.model(answer=lambda p: (p * 7) % 40)
+    off = scripted.settings(mode=mode, max_new_tokens=160)
+    result = generate(looping, scripted.state(), off, [1])
+    assert (result.finish_reason, len(result.tokens)) == ("length", 160)
+    on = scripted.settings(mode=mode, max_new_tokens=100, loop_guard="stop")
+    without = scripted.settings(mode=mode, max_new_tokens=100)
+    assert (
+        generate(fine, scripted.state(), on, [1]).tokens
+        == generate(fine, scripted.state(), without, [1]).tokens
+    )
+
+
+@MODES
+@pytest.mark.parametrize("action", ["stop", "raise", "retry"])
+def test_a_model_forced_to_loop_is_stopped_and_what_was_good_is_kept(
+    action: str, mode: str, scripted: Scripted
+) -> None:
+    """Penalties that rise long enough also make `ar` leave the loop, here for a stop token."""
+    model = scripted.model(answer=forced, confidence=lambda p: 1 - 1e-15)
+    state = scripted.state(2000)
+    settings = scripted.settings(mode=mode, max_new_tokens=1900, loop_guard=action)
+    result = generate(model, state, settings, [1])
+    may_leave = mode != "denoise" and action != "stop"
+    assert result.finish_reason in ("repetition", *["stop"] * may_leave)
+    assert result.token_ids[:GOOD] == tuple(forced(1 + i) for i in range(GOOD))
+    assert len(result.tokens) < 400
+    pending = mode != "denoise"
+    assert state.length == 1 + len(result.tokens) - pending
+
+
+def test_denoise_stops_behind_the_first_round(scripted: Scripted) -> None:
+    settings = scripted.settings(max_new_tokens=400, loop_guard="stop")
+    result = generate(scripted.model(answer=forced), scripted.state(), settings, [1])
+    assert result.token_ids == (*[forced(1 + i) for i in range(GOOD)], 5)
+
+
+def test_a_block_is_tried_again_before_anything_of_it_is_committed(scripted: Scripted) -> None:
+    model = scripted.model(answer=lambda p: 5, confidence=lambda p: 1 - 1e-15)
+    settings = scripted.settings(max_new_tokens=400, loop_guard="retry")
+    result = generate(model, scripted.state(), settings, [1])
+    assert (result.finish_reason, result.token_ids) == ("repetition", (5,))
+    assert model.commits == [[1], [5]]
+    masks = [block for block in model.previews if set(block) == {49}]
+    assert len(masks) == 1 + RETRIES
+
+
+def test_another_try_may_leave_the_loop(scripted: Scripted) -> None:
+    """The second block loops where 5 is not penalised for the first; without, it counts up."""
+    model = scripted.model(answer=lambda p: p % 16 if p < 33 else 16 + p % 30)
+    rows = model._rows
+
+    def near(start: int, count: int) -> Tensor:
+        logits = rows(start, count)
+        logits[:, 5] = logits.amax(-1) + (0.1 if start >= 33 else -0.1)
+        return logits
+
+    model._rows = near  # type: ignore[method-assign, assignment]
+    settings = scripted.settings(max_new_tokens=64, loop_guard="retry", threshold=0.4)
+    result = generate(model, scripted.state(), settings, [1])
+    assert result.finish_reason == "length"
+    assert len(set(result.token_ids[32:])) > 20
+    assert model.previews.count([49] * 32) == 3
