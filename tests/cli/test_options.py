@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 
 from clover_local.cli.chat import chat
+from clover_local.cli.effects import OF_BLOCKS
 from clover_local.cli.generate import generate
 from clover_local.cli.options import require_plot
-from clover_local.decoding.keys import KEYS
+from clover_local.decoding.keys import KEYS, SAMPLERS
 from clover_local.errors import CloverError
 
 COMMANDS = pytest.mark.parametrize("command", [chat, generate], ids=lambda c: c.__name__)
@@ -44,3 +45,11 @@ def test_a_chart_without_matplotlib_is_refused_with_the_remedy(
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     with pytest.raises(CloverError, match=r"pip install 'clover-local\[plot\]'"):
         require_plot(tmp_path / "chart.svg")
+
+
+def test_the_sampler_document_names_every_rule_and_its_flags() -> None:
+    text = (Path(__file__).parents[2] / "docs" / "sampler.md").read_text(encoding="utf-8")
+    own = [*OF_BLOCKS.split(), "min_new_tokens", "loop_guard"]
+    own += [key for key in KEYS if key.startswith(("sampler_", "dry_"))]
+    flags = [f"--{key.replace('_', '-')}" for key in own]
+    assert [name for name in [*SAMPLERS, *flags] if name not in text] == []
