@@ -98,7 +98,7 @@ class SequenceState:
             )
         self.context = context
         self._first_rows = first_rows
-        self.device = torch.device(device)
+        self.device, self.dtype = torch.device(device), dtype
         self._config = config
         self._empty = (0, config.num_key_value_heads, config.head_dim)
         self._keys_values = {

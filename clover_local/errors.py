@@ -35,3 +35,7 @@ class HubError(CloverError):
 
 class ResourceError(CloverError):
     """Memory of the device that ran out while an answer was made."""
+
+
+class TraceError(CloverError):
+    """A trace that cannot be read, or lacks what was asked of it."""

@@ -18,7 +18,7 @@ from clover_local.decoding.result import GenerationResult
 from clover_local.decoding.run import Mode, Run
 from clover_local.decoding.settings import Settings
 from clover_local.decoding.speculation.draft import Draft
-from clover_local.decoding.trace import Trace, header_record
+from clover_local.decoding.trace import TraceSink, header_record
 from clover_local.errors import ContextError, SettingsError
 from clover_local.memory.workspace import PREFILL_ROWS
 
@@ -37,7 +37,7 @@ class Generator:
         state: SequenceState,
         settings: Settings,
         *,
-        trace: Trace | None = None,
+        trace: TraceSink | None = None,
         should_stop: Callable[[], bool] | None = None,
         prefill_rows: int = PREFILL_ROWS,
         picker: Picker | None = None,
@@ -143,12 +143,13 @@ class Generator:
         if self.trace is not None:
             self.trace.write(
                 header_record(
-                    self.trace.model_hash,
+                    self.trace,
                     run.settings,
                     prompt_ids=prompt_ids,
                     reused_tokens=run.reused_tokens,
                     context=self.state.context,
                     device=self.model.device,
+                    dtype=self.state.dtype,
                 )
             )
         for point in sorted({*checkpoints, len(prompt_ids)}):
@@ -178,7 +179,7 @@ def generate(
     settings: Settings,
     prompt_ids: Sequence[int],
     *,
-    trace: Trace | None = None,
+    trace: TraceSink | None = None,
     should_stop: Callable[[], bool] | None = None,
     on_event: Callable[[Event], None] | None = None,
 ) -> GenerationResult:

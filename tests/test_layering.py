@@ -11,7 +11,7 @@ LAYERS = [
     ("cli",),
     ("quant", "calibration_data"),
     ("demo",),
-    ("chat", "bench", "session", "placement", "counted"),
+    ("chat", "bench", "session", "placement", "counted", "traces"),
     ("generate",),
     ("decoding", "model"),
     ("experts", "cache", "memory", "residency"),

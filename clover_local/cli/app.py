@@ -17,6 +17,7 @@ from clover_local.cli.info import info
 from clover_local.cli.interrupt import INTERRUPTED
 from clover_local.cli.plan import plan
 from clover_local.cli.quantize import quantize
+from clover_local.cli.replay import replay
 from clover_local.cli.simulate import simulate
 from clover_local.cli.verify import verify
 
@@ -39,6 +40,7 @@ app.command()(bench)
 app.command()(quantize)
 app.command()(evaluate)
 app.command()(simulate)
+app.command()(replay)
 app.add_typer(export, name="export")
 app.command()(imatrix)
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from clover_local.cli import console, effects
 from clover_local.decoding.settings import ResolvedSettings, Settings, resolve
+from clover_local.hub import DEMO
 
 if TYPE_CHECKING:
     from clover_local.decoding.trace import Trace
@@ -100,4 +101,6 @@ def trace(opened: OpenModel, path: Path | None) -> AbstractContextManager[Trace 
     from clover_local.decoding.trace import Trace
     from clover_local.session import fingerprint
 
-    return Trace(path, model_hash=fingerprint(opened))
+    where = Path(opened.name).expanduser()
+    model = str(where.resolve()) if opened.name != DEMO and where.exists() else opened.name
+    return Trace(path, model_hash=fingerprint(opened), model=model)

@@ -35,7 +35,7 @@ from clover_local.decoding.result import (
 from clover_local.decoding.settings import Settings
 from clover_local.decoding.speculation.acceptance import Judged, judge
 from clover_local.decoding.trace import (
-    Trace,
+    TraceSink,
     commit_record,
     end_record,
     pass_record,
@@ -72,7 +72,7 @@ class Run:
         prompt_tokens: int,
         picker: Picker | None = None,
         on_note: Callable[[str], None] = lambda line: None,
-        trace: Trace | None = None,
+        trace: TraceSink | None = None,
         should_stop: Callable[[], bool] | None = None,
     ) -> None:
         """`picker` is a `HostPicker` unless given."""

@@ -12,6 +12,7 @@ from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from types import TracebackType
+from typing import Protocol
 
 import torch
 
@@ -23,16 +24,32 @@ from clover_local.errors import SettingsError
 _HEADER = b'{"record": "header"'
 
 
+class TraceSink(Protocol):
+    """Whatever hears the records of a run."""
+
+    @property
+    def model(self) -> str:
+        """Where the model lies, for a header; empty: nowhere."""
+
+    @property
+    def model_hash(self) -> str:
+        """What tells the model from others."""
+
+    def write(self, record: Mapping[str, object]) -> None:
+        """Takes one record."""
+
+
 class Trace:
     """An open trace file; a context manager."""
 
-    def __init__(self, path: Path, *, model_hash: str) -> None:
-        """Opens `path`, and empties it where it holds a trace.
+    def __init__(self, path: Path, *, model_hash: str, model: str = "") -> None:
+        """Opens `path`, and empties it where it holds a trace; `model` says where the model lies.
 
         Raises:
             SettingsError: the path cannot be written, or holds something else.
         """
         self.path = path
+        self.model = model
         self.model_hash = model_hash
         try:
             _refuse_other_file(path)
@@ -87,13 +104,14 @@ def _refuse_other_file(path: Path) -> None:
 
 
 def header_record(
-    model_hash: str,
+    sink: TraceSink,
     settings: Settings,
     *,
     prompt_ids: Sequence[int],
     reused_tokens: int,
     context: int,
     device: torch.device,
+    dtype: torch.dtype,
 ) -> dict[str, object]:
     """What is needed to run it again."""
     try:
@@ -102,7 +120,8 @@ def header_record(
         own = "unknown"
     return {
         "record": "header",
-        "model_hash": model_hash,
+        "model": sink.model,
+        "model_hash": sink.model_hash,
         "prompt_ids": list(prompt_ids),
         "reused_tokens": reused_tokens,
         "context": context,
@@ -114,6 +133,7 @@ def header_record(
             "python": platform.python_version(),
         },
         "device": str(device),
+        "dtype": str(dtype).removeprefix("torch."),
     }
 
 

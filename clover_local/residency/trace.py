@@ -23,15 +23,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from clover_local.errors import CloverError
+from clover_local.errors import TraceError
 from clover_local.residency.demand import Demand, IntArray, Kind
 
 MOST_ROWS = 65535  # of one forward: they are counted in 16 bits
 _MOST_EXPERTS = 1 << 24  # layers * experts of any model
-
-
-class TraceError(CloverError):
-    """A trace that cannot be read, or has no routing in it."""
 
 
 @dataclass(frozen=True, eq=False)

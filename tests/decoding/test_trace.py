@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,6 +17,16 @@ from clover_local.generate import generate
 
 if TYPE_CHECKING:
     from tests.decoding.conftest import Scripted
+
+
+@dataclass
+class Heard:
+    """A sink that keeps nothing."""
+
+    model: str = "demo"
+    model_hash: str = "abc"
+
+    def write(self, record: Mapping[str, object]) -> None: ...
 
 
 @pytest.mark.parametrize("name", ["missing/trace.jsonl", "."], ids=["no-folder", "a-folder"])
@@ -43,17 +55,19 @@ def test_records_are_lines_that_are_on_disk_at_once(tmp_path: Path) -> None:
 def test_header_has_what_a_replay_needs(scripted: Scripted) -> None:
     settings = scripted.settings(seed=7, suppress=(3,))
     header = header_record(
-        "abc",
+        Heard(),
         settings,
         prompt_ids=(1, 2),
         reused_tokens=0,
         context=99,
         device=torch.device("cpu"),
+        dtype=torch.bfloat16,
     )
     header = json.loads(json.dumps(header))
     assert header["seed"] == header["settings"]["seed"] == 7
     assert header["settings"]["suppress"] == [3]
     assert (header["prompt_ids"], header["context"], header["device"]) == ([1, 2], 99, "cpu")
+    assert (header["model"], header["model_hash"], header["dtype"]) == ("demo", "abc", "bfloat16")
     assert set(header["versions"]) == {"clover_local", "torch", "python"}
 
 

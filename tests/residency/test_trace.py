@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from clover_local.errors import TraceError
 from clover_local.residency.trace import (
     Forward,
-    TraceError,
     forward_of,
     read_routing,
     read_trace,
