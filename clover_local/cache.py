@@ -6,7 +6,6 @@ state as it was. Only keys and values live in buffers that grow in place, since 
 that gets long; rows past the committed length mean nothing.
 """
 
-from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -112,7 +111,7 @@ class SequenceState:
         # The tokens whose rows the buffers hold; starts with the committed ones, and goes on behind
         # them after a rewind. Whatever is a prefix of it can be restored.
         self._stored: tuple[int, ...] = ()
-        self._checkpoints: deque[Committed] = deque(maxlen=CHECKPOINTS)
+        self._checkpoints: list[Committed] = []  # the latest last
         self._length = torch.zeros(1, dtype=torch.int32, device=self.device)
         self._length_is = 0
         self.committed = self._nothing()
@@ -189,9 +188,16 @@ class SequenceState:
         self.committed = committed
 
     def checkpoint(self) -> Committed:
-        """Keeps a copy of this point, among the last few, in host memory."""
+        """Keeps a copy of this point, among a few, in host memory; once per point.
+
+        Where there are too many, the one goes that cannot be restored any more, or else the one
+        that takes the fewest tokens to reach again from another.
+        """
         kept = self.committed.copy_to(torch.device("cpu"))
-        self._checkpoints.append(kept)
+        others = [point for point in self._checkpoints if point.tokens != kept.tokens]
+        while len(others) >= CHECKPOINTS:
+            others.remove(min(others, key=lambda point: self._loss(point, others)))
+        self._checkpoints = [*others, kept]
         return kept
 
     def rewind(self, checkpoint: Committed) -> None:
@@ -206,8 +212,8 @@ class SequenceState:
             )
         self.committed = checkpoint.to(self.device)
 
-    def reuse(self, prompt_ids: Sequence[int]) -> int:
-        """Goes to the longest known point that `prompt_ids` continues by at least one token.
+    def reuse(self, prompt_ids: Sequence[int], *, left: int = 1) -> int:
+        """Goes to the longest known point that leaves `left` or more of `prompt_ids` to commit.
 
         Returns:
             How many tokens of the prompt are committed now; 0 after a reset.
@@ -216,7 +222,7 @@ class SequenceState:
         points = [
             point
             for point in (*self._checkpoints, self.committed)
-            if len(point.tokens) < len(prompt)
+            if len(point.tokens) <= len(prompt) - left
             and point.tokens == prompt[: len(point.tokens)]
             and self._restorable(point)
         ]
@@ -246,6 +252,18 @@ class SequenceState:
 
     def _restorable(self, point: Committed) -> bool:
         return point.tokens == self._stored[: len(point.tokens)]
+
+    def _loss(self, point: Committed, points: Sequence[Committed]) -> int:
+        """How many tokens lie between a point and the nearest one before it; -1: it is lost."""
+        if not self._restorable(point):
+            return -1
+        size = len(point.tokens)
+        before = [
+            len(other.tokens)
+            for other in points
+            if len(other.tokens) < size and other.tokens == point.tokens[: len(other.tokens)]
+        ]
+        return size - max(before, default=0)
 
     def _reserve(self, layer: int, rows: int) -> None:
         """Makes a layer's buffers at least `rows` long: doubled, up to the context."""

@@ -22,6 +22,8 @@ AnswerStream = abc.Generator["Event | Piece", None, None]
 
 THINK_START = "<think>"
 THINK_END = "</think>"
+WORTH_KEEPING = 16
+"""Tokens from which on a state is worth a checkpoint, and the forward that ends there."""
 
 
 @dataclass(frozen=True)
@@ -149,6 +151,61 @@ class Conversation:
             else:
                 self.messages.pop()
 
+    @property
+    def last_question(self) -> str:
+        """The question that was answered last.
+
+        Raises:
+            SettingsError: there is none.
+        """
+        if not self.messages:
+            raise SettingsError("nothing was asked yet: type a question first")
+        return str(self.messages[-2]["content"])
+
+    @property
+    def last_answer(self) -> str:
+        """What was visible of the last answer.
+
+        Raises:
+            SettingsError: there is none.
+        """
+        if not self.messages:
+            raise SettingsError("there is no answer yet: type a question first")
+        content = str(self.messages[-1]["content"])
+        if not content.startswith(THINK_START):
+            return content
+        return content.partition(f"{THINK_END}\n\n")[2]
+
+    def undo(self) -> str:
+        """Takes the last question and its answer back; returns the question.
+
+        Raises:
+            SettingsError: there is none.
+        """
+        question = self.last_question
+        del self.messages[-2:]
+        return question
+
+    def ask_again(self, question: str | None = None) -> AnswerStream:
+        """Asks the last question anew, or another one in its place.
+
+        The state goes back to where the two differ. Where no token comes of it, the old answer
+        stays.
+
+        Raises:
+            SettingsError: nothing was asked yet.
+            CloverError: as `ask`.
+        """
+        asked = self.last_question
+        before = self.messages[-2:]
+        del self.messages[-2:]
+        length = len(self.messages)
+        try:
+            yield from self.ask(asked if question is None else question)
+        finally:
+            if len(self.messages) == length:
+                self.messages += before
+
     def _prompt(self) -> tuple[list[int], AnswerReader, list[int]]:
         """Ids of the conversation up to where the answer starts; its reader; checkpoints.
 
@@ -166,5 +223,16 @@ class Conversation:
             thinking=THINK_START in opening.rpartition(THINK_END)[2],
             stop_ids=self.generator.settings.stop_ids,
         )
-        shared = history_ids and prompt_ids[: len(history_ids)] == history_ids
-        return prompt_ids, reader, [len(history_ids)] if shared else []
+        points = [self._start_of_question(messages, prompt_ids)]
+        if history_ids == prompt_ids[: len(history_ids)]:
+            points.append(len(history_ids))
+        return prompt_ids, reader, [point for point in points if point >= WORTH_KEEPING]
+
+    def _start_of_question(self, messages: list[Message], prompt_ids: list[int]) -> int:
+        """How many tokens of a prompt do not depend on its last question."""
+        question = str(messages[-1]["content"])
+        other: Message = {"role": "user", "content": "!" if question[0] != "!" else "?"}
+        text = self.tokenizer.render([*messages[:-1], other], enable_thinking=self.thinking)
+        ids = self.tokenizer.encode(text)
+        pairs = enumerate(zip(prompt_ids, ids, strict=False))
+        return next((i for i, (own, its) in pairs if own != its), 0)

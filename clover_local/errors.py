@@ -39,3 +39,7 @@ class ResourceError(CloverError):
 
 class TraceError(CloverError):
     """A trace that cannot be read, or lacks what was asked of it."""
+
+
+class SessionError(CloverError):
+    """A saved conversation that cannot be read or written."""

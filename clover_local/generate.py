@@ -14,7 +14,7 @@ from clover_local.decoding.events import Event, Finished, PromptCommitted, Promp
 from clover_local.decoding.forwards import Model
 from clover_local.decoding.host_pick import HostPicker
 from clover_local.decoding.pick import Picker
-from clover_local.decoding.result import GenerationResult
+from clover_local.decoding.result import EmittedToken, GenerationResult
 from clover_local.decoding.run import Mode, Run
 from clover_local.decoding.settings import Settings
 from clover_local.decoding.speculation.draft import Draft
@@ -59,6 +59,11 @@ class Generator:
         self._run: Run | None = None
         self._picker: Picker = picker or HostPicker()
         self._on_note = on_note
+
+    @property
+    def emitted(self) -> Sequence[EmittedToken]:
+        """The tokens of the run that was started last, so far."""
+        return [] if self._run is None else self._run.tokens
 
     def run(self, prompt_ids: Sequence[int], *, checkpoints: Sequence[int] = ()) -> EventStream:
         """The events of one answer; checks its arguments before it returns.
@@ -139,7 +144,7 @@ class Generator:
     def _commit_prompt(
         self, run: Run, prompt_ids: list[int], mode: Mode, checkpoints: Sequence[int]
     ) -> Iterator[Event]:
-        run.reused_tokens = self.state.reuse(prompt_ids)
+        run.reused_tokens = self.state.reuse(prompt_ids, left=1 if mode.starts_from_logits else 0)
         if self.trace is not None:
             self.trace.write(
                 header_record(

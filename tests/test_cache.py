@@ -176,6 +176,32 @@ def test_only_the_last_checkpoints_are_kept(state: SequenceState) -> None:
     assert state.reuse([0, 98]) == 0
 
 
+def test_a_point_is_kept_once(state: SequenceState) -> None:
+    commit(state, 1)
+    early = state.checkpoint()
+    commit(state, 2)
+    for _ in range(2 * CHECKPOINTS):
+        state.checkpoint()
+    assert state.reuse([1, 3]) == 1
+    state.rewind(early)
+
+
+def test_of_too_many_checkpoints_the_one_goes_that_is_nearest_to_another(
+    state: SequenceState,
+) -> None:
+    token = 0
+    for _ in range(CHECKPOINTS):
+        for _ in range(3):
+            token += 1
+            commit(state, token)
+        state.checkpoint()  # 3, 7, 11, ... tokens, and 4, 8, 12, ...
+        token += 1
+        commit(state, token)
+        state.checkpoint()
+    tokens = list(range(1, token + 1))
+    assert state.reuse([*tokens[:3], 0]) == 3
+
+
 def test_reset_forgets_checkpoints_too(state: SequenceState) -> None:
     commit(state, 1, 2)
     point = state.checkpoint()

@@ -163,13 +163,71 @@ def test_the_state_is_kept_where_the_next_prompt_parts_from_this_one(
     demo_tokenizer: Tokenizer, settings: Settings
 ) -> None:
     talk, generator = conversation(demo_tokenizer, settings, "8<|im_end|>", "9<|im_end|>")
-    list(talk.ask("5 + 3?"))
+    list(talk.ask("How much is 5 + 3? Answer with a number."))
+    kept = generator.checkpoints[0]
     list(talk.ask("plus 1?"))
     first, second = generator.prompts
-    kept = generator.checkpoints[0]
     assert first[:kept] == second[:kept]
     parting = next(i for i, (a, b) in enumerate(zip(first, second, strict=False)) if a != b)
     assert parting - kept <= 3  # what starts an assistant's turn
+
+
+def test_the_state_is_kept_where_the_last_question_begins(
+    demo_tokenizer: Tokenizer, settings: Settings
+) -> None:
+    talk, generator = conversation(demo_tokenizer, settings, *["8<|im_end|>"] * 3, system="Be " * 9)
+    list(talk.ask("5 + 3?"))
+    first = generator.checkpoints[0]
+    assert demo_tokenizer.decode(generator.prompts[0][:first], skip_special=False).endswith(
+        "user\n"
+    )
+    generator.checkpoints.clear()
+    list(talk.ask("plus 1?"))
+    second = generator.checkpoints[0]
+    list(talk.ask_again("minus 1?"))
+    assert generator.prompts[1][:second] == generator.prompts[2][:second]
+    assert demo_tokenizer.decode(generator.prompts[1][second:]).startswith("plus 1?")
+
+
+def test_the_last_turn_is_undone_asked_again_and_changed(
+    tokenizer: Tokenizer, settings: Settings
+) -> None:
+    answers = [f"{text}<|im_end|>" for text in ("one", "two", "three", "four")]
+    talk, _ = conversation(tokenizer, settings, *answers)
+    list(talk.ask("a"))
+    list(talk.ask("b"))
+    assert (talk.last_question, talk.last_answer) == ("b", "two")
+    list(talk.ask_again())
+    assert (talk.last_question, talk.last_answer) == ("b", "three")
+    list(talk.ask_again("c"))
+    assert [message["content"] for message in talk.messages] == ["a", "one", "c", "four"]
+    assert talk.undo() == "c"
+    assert talk.undo() == "a"
+    assert talk.messages == []
+    for act in (talk.undo, lambda: list(talk.ask_again())):
+        with pytest.raises(SettingsError, match="nothing was asked yet"):
+            act()
+    with pytest.raises(SettingsError, match="no answer yet"):
+        assert talk.last_answer
+
+
+def test_the_old_answer_stays_where_no_new_one_comes(
+    tokenizer: Tokenizer, settings: Settings
+) -> None:
+    talk, generator = conversation(tokenizer, settings, "one<|im_end|>", "two<|im_end|>")
+    list(talk.ask("a"))
+    generator.too_long = True
+    with pytest.raises(ContextError):
+        list(talk.ask_again("far too long"))
+    assert [message["content"] for message in talk.messages] == ["a", "one"]
+
+
+def test_the_visible_answer_has_no_thinking(demo_tokenizer: Tokenizer, settings: Settings) -> None:
+    talk, _ = conversation(
+        demo_tokenizer, settings, "hm\n</think>\n\nEight.<|im_end|>", thinking=True
+    )
+    list(talk.ask("5 + 3?"))
+    assert talk.last_answer == "Eight."
 
 
 def test_a_cancelled_answer_stays_as_far_as_it_was_committed(

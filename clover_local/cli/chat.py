@@ -14,9 +14,9 @@ from clover_local.cli.prompts import messages, read_prompt
 from clover_local.hub import DEMO
 
 if TYPE_CHECKING:
-    from clover_local.cli.commands import ChatState
+    from clover_local.cli.talk import ChatState
     from clover_local.decoding.settings import ResolvedSettings
-    from clover_local.session import Session
+    from clover_local.session import OpenModel, Session
 
 REAL_MODEL = "Diffuspace/Clover-35B-A3B-Preview"
 INTRODUCTION = (
@@ -56,15 +56,18 @@ def chat(
     opened.tokenizer.render(messages(question or "Hello", system=system), enable_thinking=think)
     if model is None:
         console.note(INTRODUCTION)
-    session = start.load(
-        opened,
-        resolved.settings,
-        context=context,
-        device=device,
-        dtype=dtype,
-        memory=memory,
-        strict=strict,
-    )
+
+    def load(opened: OpenModel, resolved: ResolvedSettings) -> Session:
+        return start.load(
+            opened,
+            resolved.settings,
+            context=context,
+            device=device,
+            dtype=dtype,
+            memory=memory,
+            strict=strict,
+        )
+
     places = {
         "system": system,
         "think": think,
@@ -74,7 +77,8 @@ def chat(
     }
     sources = {name: "flag" for name, value in places.items() if value is not None}
     sources["model"] = "default" if model is None else "argument"
-    talk = _talk(session, resolved, system=system, thinking=think, sources=sources)
+    talk = _talk(load(opened, resolved), resolved, system=system, thinking=think, sources=sources)
+    talk.load = load
     if not _answer(talk, question):
         raise typer.Exit(1)
 
@@ -88,7 +92,7 @@ def _talk(
     sources: dict[str, str],
 ) -> ChatState:
     from clover_local.chat import Conversation
-    from clover_local.cli.commands import ChatState
+    from clover_local.cli.talk import ChatState
 
     conversation = Conversation(
         session.opened.tokenizer, session.generator, system=system, thinking=thinking

@@ -1,43 +1,17 @@
 """The slash commands of `clover-local chat`, and what they act on."""
 
 import difflib
-from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 
-from clover_local.chat import Conversation
-from clover_local.cli import console, effects
+from clover_local.cli import console, effects, sessions, turns
 from clover_local.cli.live import WATCH
 from clover_local.cli.status import offload_rows, size, stats_rows
+from clover_local.cli.talk import ChatState, Command, choice
 from clover_local.decoding.keys import KEYS, MODES
-from clover_local.decoding.result import GenerationResult
-from clover_local.decoding.settings import DEFAULT, ResolvedSettings
+from clover_local.decoding.settings import DEFAULT
 from clover_local.errors import SettingsError
-from clover_local.session import Session
 
 THINK = {"on": True, "off": False, "auto": None}
-
-
-@dataclass
-class ChatState:
-    """A running chat: what the commands read and change."""
-
-    session: Session
-    conversation: Conversation
-    resolved: ResolvedSettings
-    watch: str = "block"
-    last: GenerationResult | None = None
-    sources: dict[str, str] = field(default_factory=dict)
-    """Where what is no field of `Settings` came from (`system`, `device`, ...); or default."""
-
-
-@dataclass(frozen=True)
-class Command:
-    """One slash command; `choices` are the values that it takes first."""
-
-    usage: str
-    help: str
-    run: Callable[[ChatState, str], None]
-    choices: tuple[str, ...] = ()
 
 
 def execute(line: str, chat: ChatState) -> None:
@@ -68,6 +42,7 @@ def _help(chat: ChatState, argument: str) -> None:
 
 def _new(chat: ChatState, argument: str) -> None:
     chat.conversation.new()
+    chat.attached = ""
     console.note("a new conversation")
 
 
@@ -141,7 +116,7 @@ def _cache(chat: ChatState, argument: str) -> None:
 
 def _think(chat: ChatState, argument: str) -> None:
     if argument:
-        chat.conversation.thinking = THINK[_choice("/think", argument, tuple(THINK))]
+        chat.conversation.thinking = THINK[choice("/think", argument, tuple(THINK))]
         chat.sources["think"] = "/think"
         if not chat.conversation.tokenizer.can_think:
             console.note("note: /think has no effect: the chat template has no switch for it")
@@ -157,19 +132,13 @@ def _mode(chat: ChatState, argument: str) -> None:
 
 def _watch(chat: ChatState, argument: str) -> None:
     if argument:
-        chat.watch = _choice("/watch", argument, WATCH)
+        chat.watch = choice("/watch", argument, WATCH)
         chat.sources["watch"] = "/watch"
     console.text(f"watch: {chat.watch}")
 
 
 def _exit(chat: ChatState, argument: str) -> None:
     raise EOFError
-
-
-def _choice(command: str, argument: str, choices: tuple[str, ...]) -> str:
-    if argument not in choices:
-        raise SettingsError(f"{command} takes {', '.join(choices)}, not {argument!r}")
-    return argument
 
 
 def _word(thinking: bool | None) -> str:
@@ -190,6 +159,24 @@ def shown(value: object) -> str:
 COMMANDS = {
     "/help": Command("/help", "this list", _help),
     "/new": Command("/new", "forget the conversation; the system prompt stays", _new),
+    "/regen": Command("/regen", "answer the last question again", turns.regen),
+    "/undo": Command("/undo", "take the last question and its answer back", turns.undo),
+    "/edit": Command("/edit", "change the last question in $EDITOR, and ask it", turns.edit),
+    "/read": Command(
+        "/read FILE",
+        "a text before the next question; `none`: no",
+        turns.read,
+        turns.paths,
+    ),
+    "/copy": Command("/copy", "the last answer to the clipboard (OSC 52)", turns.copy),
+    "/save": Command(
+        "/save NAME", "keep the conversation in a file", sessions.save, sessions.names
+    ),
+    "/load": Command("/load NAME", "go on with a saved one", sessions.load, sessions.names),
+    "/sessions": Command("/sessions", "the saved conversations", sessions.sessions),
+    "/model": Command(
+        "/model [NAME]", "the model; with NAME: go on with another", sessions.model, sessions.models
+    ),
     "/system": Command(
         "/system TEXT", "set the system prompt; `none` removes it", _system, ("none",)
     ),

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from clover_local.cli import console, start
+from clover_local.cli import console, effects, start
 from clover_local.cli import options as o
 from clover_local.cli.interrupt import INTERRUPTED, follow
 from clover_local.cli.prompts import messages, parse_ids, read_prompt
@@ -16,7 +17,9 @@ from clover_local.cli.status import stats_rows
 
 if TYPE_CHECKING:
     from clover_local.decoding.events import Event
+    from clover_local.decoding.result import EmittedToken
     from clover_local.session import Session
+    from clover_local.tokenizer import TextStream
 
 RawOpt = Annotated[
     bool, typer.Option("--raw", help="The prompt as it is, without the chat template.")
@@ -30,6 +33,9 @@ PromptIdsOpt = Annotated[
 ]
 TraceOpt = Annotated[
     Path | None, typer.Option(metavar="FILE", help="Write what every pass did, as JSON lines.")
+]
+HeatOpt = Annotated[
+    bool, typer.Option("--heat", help="On a terminal: tokens coloured by their confidence.")
 ]
 StatsOpt = Annotated[bool, typer.Option("--stats", help="Show speed and memory on stderr.")]
 
@@ -55,12 +61,15 @@ def generate(
     cpu_experts: o.CpuExpertsOpt = None,
     trace: TraceOpt = None,
     stats: StatsOpt = False,
+    heat: HeatOpt = False,
     as_json: o.JsonOpt = False,
     strict: o.StrictOpt = False,
     quiet: o.QuietOpt = False,
 ) -> None:
     """Write one answer to a prompt from -p, a file, a pipe, or token ids."""
     given, memory = o.given_settings(call), o.memory_options(call)
+    if heat and as_json:
+        effects.report([("heat", "with --json")], strict=strict)
     text, ids = _prompt(prompt, file=file, prompt_ids=prompt_ids, raw=raw)
     template_flags = {"system": system, "think": think, "raw": raw if raw and ids else None}
     bypass = "--prompt-ids" if ids else "--raw" if raw else None
@@ -80,7 +89,9 @@ def generate(
             strict=strict,
         )
         session.generator.trace = tracing
-        finished = _answer(session, ids or opened.tokenizer.encode(text), as_json=as_json)
+        finished = _answer(
+            session, ids or opened.tokenizer.encode(text), as_json=as_json, heat=heat
+        )
     _report(session, as_json=as_json, stats=stats)
     if not finished:
         raise typer.Exit(INTERRUPTED)
@@ -97,16 +108,22 @@ def _prompt(
     return "", [*parse_ids(prompt_ids, flag="--prompt-ids")]
 
 
-def _answer(session: Session, ids: list[int], *, as_json: bool) -> bool:
+def _answer(session: Session, ids: list[int], *, as_json: bool, heat: bool) -> bool:
     """Runs; prints text as it is committed, unless JSON follows. False: interrupted."""
     from clover_local.decoding.events import BlockCommitted
     from clover_local.tokenizer import TextStream
 
     stream = TextStream(session.opened.tokenizer)
     stop_ids = session.generator.settings.stop_ids
+    heat = heat and console.has_colour(sys.stdout)
 
     def show(event: Event) -> None:
-        if isinstance(event, BlockCommitted) and not as_json:
+        if not isinstance(event, BlockCommitted) or as_json:
+            return
+        if heat:
+            emitted = session.generator.emitted[-len(event.tokens) :]
+            console.write(_coloured(emitted, stream, stop_ids=stop_ids))
+        else:
             console.text(
                 stream.push([token for token in event.tokens if token not in stop_ids]), end=""
             )
@@ -115,6 +132,21 @@ def _answer(session: Session, ids: list[int], *, as_json: bool) -> bool:
     if not as_json:
         console.text(stream.flush())
     return finished
+
+
+def _coloured(
+    tokens: Sequence[EmittedToken], stream: TextStream, *, stop_ids: Collection[int]
+) -> str:
+    """Text in colours by confidence; a character of several tokens has that of the last one."""
+    from clover_local.cli.heat import colour
+
+    return "".join(
+        console.style(
+            console.printable(stream.push([each.token])), colour(each.confidence), sys.stdout
+        )
+        for each in tokens
+        if each.token not in stop_ids
+    )
 
 
 def _report(session: Session, *, as_json: bool, stats: bool) -> None:

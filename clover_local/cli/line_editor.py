@@ -1,7 +1,7 @@
 """The input line of a terminal, by prompt_toolkit: history, completion, several lines."""
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -15,12 +15,14 @@ from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
 from clover_local.cli import console
 from clover_local.cli.lines import unquote
 
+Choices = Mapping[str, Sequence[str] | Callable[[str], Iterable[str]]]
+"""Per command the values that may follow it, or what finds those that begin with a text."""
+
 
 class CommandCompleter(Completer):
-    """Completes slash commands, and the first argument of those that have a list of values."""
+    """Completes slash commands, and the first argument of those that have values for it."""
 
-    def __init__(self, choices: Mapping[str, Sequence[str]]) -> None:
-        """`choices`: per command the values that may follow it."""
+    def __init__(self, choices: Choices) -> None:
         self._choices = choices
 
     def get_completions(
@@ -30,10 +32,9 @@ class CommandCompleter(Completer):
         if not text.startswith("/"):
             return
         command, space, argument = text.partition(" ")
-        candidates, typed = (
-            (self._choices.get(command, ()), argument) if space else (self._choices, command)
-        )
-        for candidate in candidates:
+        values = self._choices.get(command, ()) if space else tuple(self._choices)
+        typed = argument if space else command
+        for candidate in values(typed) if callable(values) else values:
             if candidate.startswith(typed):
                 yield Completion(candidate, start_position=-len(typed))
 
@@ -41,7 +42,7 @@ class CommandCompleter(Completer):
 class LineEditor:
     """Reads questions from a terminal."""
 
-    def __init__(self, choices: Mapping[str, Sequence[str]]) -> None:
+    def __init__(self, choices: Choices) -> None:
         self._session: PromptSession[str] = PromptSession(
             history=_history(),
             completer=CommandCompleter(choices),
@@ -102,5 +103,9 @@ def _bindings() -> KeyBindings:
     @bindings.add("escape", "enter")
     def _(event: KeyPressEvent) -> None:
         event.current_buffer.insert_text("\n")
+
+    @bindings.add("c-o")
+    def _(event: KeyPressEvent) -> None:
+        event.current_buffer.open_in_editor()
 
     return bindings

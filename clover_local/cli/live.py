@@ -16,13 +16,12 @@ from rich.cells import cell_len
 
 from clover_local.chat import Piece
 from clover_local.cli import console
+from clover_local.cli.heat import colour
 from clover_local.decoding.events import PassDone, PromptProgress
 
 WATCH = ("off", "block", "heat")
 DIM = "2"
 PLAIN = ""
-# Colour of a fixed token by its confidence, from the first bound that it reaches.
-HEAT = ((0.99, "32"), (0.95, "36"), (0.8, "33"), (0.0, "31"))
 
 Span = tuple[str, str]
 """Text and its SGR style."""
@@ -140,8 +139,7 @@ class AnswerView:
             return DIM
         if self._watch != "heat":
             return PLAIN
-        confidence = self._confidence.get(row, 1.0)
-        return next(colour for bound, colour in HEAT if confidence >= bound)
+        return colour(self._confidence.get(row, 1.0))
 
     def _size(self) -> tuple[int, int]:
         columns, lines = shutil.get_terminal_size()

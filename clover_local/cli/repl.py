@@ -4,13 +4,13 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from clover_local.chat import Piece
+from clover_local.chat import AnswerStream, Piece
 from clover_local.cli import commands, console, failures
-from clover_local.cli.commands import ChatState
 from clover_local.cli.interrupt import follow
 from clover_local.cli.lines import questions
 from clover_local.cli.live import AnswerView
 from clover_local.cli.status import ending, status_line
+from clover_local.cli.talk import ChatState
 from clover_local.decoding.events import Event, PassDone, PromptProgress
 from clover_local.errors import CloverError
 
@@ -19,6 +19,7 @@ def converse(chat: ChatState) -> None:
     """Talks with a person at a terminal until `/exit` or Ctrl-D; an error ends only its turn."""
     from clover_local.cli.line_editor import LineEditor
 
+    chat.show = show_live
     editor = LineEditor({name: command.choices for name, command in commands.COMMANDS.items()})
     while True:
         try:
@@ -31,8 +32,7 @@ def converse(chat: ChatState) -> None:
             if line.startswith("/"):
                 commands.execute(line, chat)
             elif line.strip():
-                with hidden_keys():
-                    answer_live(chat, line)
+                chat.answer(chat.conversation.ask(chat.question(line)))
         except KeyboardInterrupt:
             continue
         except EOFError:
@@ -47,7 +47,7 @@ def converse_plainly(chat: ChatState) -> bool:
     Raises:
         KeyboardInterrupt: Ctrl-C, which ends the program here.
     """
-    all_well = True
+    all_well, chat.show = True, show_plainly
     for line in questions(sys.stdin.buffer):
         try:
             if line.startswith("/"):
@@ -62,7 +62,7 @@ def converse_plainly(chat: ChatState) -> bool:
     return all_well
 
 
-def answer_live(chat: ChatState, question: str) -> None:
+def show_live(chat: ChatState, events: AnswerStream) -> None:
     """One answer with the active block in view, and a line on what it cost."""
     settings = chat.resolved.settings
     view = AnswerView(
@@ -77,16 +77,22 @@ def answer_live(chat: ChatState, question: str) -> None:
         elif isinstance(event, PromptProgress):
             view.show_prompt(event)
 
-    try:
-        follow(chat.conversation.ask(question), show)
-    finally:
-        view.close()
+    with hidden_keys():
+        try:
+            follow(events, show)
+        finally:
+            view.close()
     chat.last = chat.conversation.generator.result
     if chat.last is not None:
         console.text(status_line(chat.last), dim=True)
 
 
 def answer_plainly(chat: ChatState, question: str) -> None:
+    """Asks, and shows the answer plainly."""
+    show_plainly(chat, chat.conversation.ask(chat.question(question)))
+
+
+def show_plainly(chat: ChatState, events: AnswerStream) -> None:
     """One answer on stdout as it is committed; thinking goes to stderr.
 
     Raises:
@@ -99,7 +105,7 @@ def answer_plainly(chat: ChatState, question: str) -> None:
         elif isinstance(event, Piece):
             console.text(event.text, end="")
 
-    finished = follow(chat.conversation.ask(question), show)
+    finished = follow(events, show)
     console.text("")
     chat.last = chat.conversation.generator.result
     if not finished:

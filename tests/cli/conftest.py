@@ -11,7 +11,7 @@ import pytest
 from clover_local.chat import Conversation
 from clover_local.cli import console
 from clover_local.cli.app import main
-from clover_local.cli.commands import ChatState
+from clover_local.cli.talk import ChatState
 from clover_local.decoding.settings import resolve
 from clover_local.placement import MemoryOptions
 from clover_local.session import OpenModel, load, open_model

@@ -2,7 +2,8 @@
 
 import pytest
 
-from clover_local.cli.commands import COMMANDS, ChatState, execute
+from clover_local.cli.commands import COMMANDS, execute
+from clover_local.cli.talk import ChatState
 from clover_local.decoding.keys import KEYS
 from clover_local.errors import SettingsError
 

@@ -1,6 +1,7 @@
 """`clover-local generate` on the golden checkpoint."""
 
 import json
+import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
@@ -8,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from clover_local.cli.console import printable
 from clover_local.generate import EventStream, Generator
 
 Call = Callable[..., Any]
@@ -243,3 +245,20 @@ def test_ctrl_c_keeps_what_was_committed_and_is_code_130(
     result = json.loads(outcome.out)
     assert result["finish_reason"] == "cancelled"
     assert len(result["token_ids"]) == 32
+
+
+def test_heat_colours_each_token_on_a_terminal_and_nothing_elsewhere(
+    run: Call, golden_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for mode in ("denoise", "ar", "draft"):
+        model = str(golden_folder)
+        arguments = ("generate", model, "-p", "hello", "--mode", mode, "--max-new-tokens", "33")
+        plain = run(*arguments)
+        assert run(*arguments, "--heat").out == plain.out
+        with monkeypatch.context() as patch:
+            patch.setattr("clover_local.cli.console.has_colour", lambda stream: True)
+            coloured = run(*arguments, "--heat").out
+        assert re.search("\x1b\\[3[1236]m", coloured)
+        assert printable(re.sub("\x1b\\[[0-9;]*m", "", coloured)) == printable(plain.out)
+    outcome = run(*arguments, "--heat", "--json")
+    assert (outcome.code, "--heat has no effect with --json" in outcome.err) == (0, True)

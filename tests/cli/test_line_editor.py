@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from prompt_toolkit.application import create_app_session
+from prompt_toolkit.buffer import Buffer
 from prompt_toolkit.completion import CompleteEvent
 from prompt_toolkit.document import Document
 from prompt_toolkit.input import create_pipe_input
@@ -50,6 +51,21 @@ def typed(state: Path) -> Iterator[Callable[[str], str]]:
 def test_commands_and_their_values_are_completed(text: str, completions: list[str]) -> None:
     found = CommandCompleter(CHOICES).get_completions(Document(text), CompleteEvent())
     assert [completion.text for completion in found] == completions
+
+
+def test_values_that_are_found_while_typing_are_completed() -> None:
+    completer = CommandCompleter({"/load": lambda typed: [typed + "1", "other"]})
+    found = completer.get_completions(Document("/load maths"), CompleteEvent())
+    assert [completion.text for completion in found] == ["maths1"]
+
+
+def test_ctrl_o_opens_the_editor(
+    typed: Callable[[str], str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened: list[str] = []
+    monkeypatch.setattr(Buffer, "open_in_editor", lambda buffer: opened.append(buffer.text))
+    assert typed("some\x0f text\r") == "some text"
+    assert opened == ["some"]
 
 
 def test_enter_sends_a_line(typed: Callable[[str], str]) -> None:

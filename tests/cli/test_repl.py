@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from clover_local.cli import repl
-from clover_local.cli.commands import ChatState
+from clover_local.cli.talk import ChatState
 
 pexpect = pytest.importorskip("pexpect")
 READY = "\x1b[?2004h"  # the input line asks for bracketed paste when it is ready
@@ -41,7 +41,7 @@ def terminal(golden_folder: Path, tmp_path: Path) -> Iterator[Any]:
         env=environment,
         encoding="utf-8",
         dimensions=(24, 80),
-        timeout=120,
+        timeout=60,
     )
     child.expect_exact(READY)
     yield child
@@ -85,6 +85,38 @@ def test_a_person_chats(terminal: Any) -> None:
     terminal.expect(pexpect.EOF)
     terminal.close()
     assert terminal.exitstatus == 0
+
+
+@pytest.mark.skipif(os.name != "posix", reason="needs a pseudo-terminal")
+def test_a_person_goes_back_and_keeps_the_conversation(
+    terminal: Any, tmp_path: Path, model_folder: Path
+) -> None:
+    def enter(line: str, *expected: str) -> None:
+        terminal.send(line + ENTER)
+        for pattern in expected:
+            terminal.expect(pattern)
+        terminal.expect_exact(READY)
+
+    text = tmp_path / "text.txt"
+    text.write_text("long " * 20_000, encoding="utf-8")
+    enter("hello", STATUS)
+    enter("/regen", "at temperature 0", STATUS)
+    enter("/copy", r"\]52;c;", "copied")
+    enter(f"/read {text}", "100,000 characters")
+    enter("/read none", "nothing goes before")
+    enter("/save talk", "saved")
+    enter("/undo", "taken back: hello")
+    enter("/undo", "nothing was asked yet")
+    enter("/load talk", "talk: 1 turns")
+    for typed, completed in (("/lo\t", "ad"), (" ta\t", "lk")):  # the command, the session
+        terminal.send(typed)
+        terminal.expect_exact(completed)
+    enter("", "talk: 1 turns")
+    enter(f"/model {model_folder}", f"model: {model_folder}")
+    enter("go on", STATUS)
+    (tmp_path / "clover-local" / "sessions" / "talk.json").write_text("{", encoding="utf-8")
+    enter("/load talk", "no session, or damaged")
+    enter("/sessions", r"talk[^\r]*damaged")
 
 
 @pytest.mark.skipif(os.name != "posix", reason="needs a pseudo-terminal")
