@@ -9,6 +9,7 @@ import typer
 from clover_local.cli import console, failures
 from clover_local.cli.bench import bench
 from clover_local.cli.chat import chat
+from clover_local.cli.doctor import doctor
 from clover_local.cli.evaluate import evaluate
 from clover_local.cli.export import app as export
 from clover_local.cli.generate import generate
@@ -41,6 +42,7 @@ app.command()(quantize)
 app.command()(evaluate)
 app.command()(simulate)
 app.command()(replay)
+app.command()(doctor)
 app.add_typer(export, name="export")
 app.command()(imatrix)
 

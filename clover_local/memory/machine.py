@@ -57,12 +57,22 @@ class _Memory(ctypes.Structure):
 
 def find_card() -> Card | None:
     """The card that CUDA would use first; None where there is no NVIDIA driver."""
+    library = open_nvml()
+    return None if library is None else read_card(library, first_card())
+
+
+def open_nvml() -> ctypes.CDLL | None:
+    """The driver's library; None where there is no NVIDIA driver."""
     try:
-        library = ctypes.CDLL("nvml.dll" if sys.platform == "win32" else "libnvidia-ml.so.1")
+        return ctypes.CDLL("nvml.dll" if sys.platform == "win32" else "libnvidia-ml.so.1")
     except OSError:
         return None
+
+
+def first_card() -> int:
+    """The number of the card that CUDA would use first."""
     first = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0]
-    return read_card(library, int(first) if first.isdecimal() else 0)
+    return int(first) if first.isdecimal() else 0
 
 
 def read_card(library: Any, index: int) -> Card | None:
