@@ -7,9 +7,15 @@ without it. To have a newer revision of a cached model, name it: `owner/name@rev
 import os
 import re
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from clover_local.errors import CheckpointError, HubError
+
+if TYPE_CHECKING:
+    from huggingface_hub import HFCacheInfo
 
 DEMO = "demo"
 GGUF_SUFFIX = ".gguf"
@@ -17,6 +23,89 @@ DESCRIPTION_FILES = ("*.json", "*.jinja")
 MODEL_FILES = (*DESCRIPTION_FILES, "*.safetensors")
 
 _HUB_ID = re.compile(r"(?P<repository>\w[\w.-]*/\w[\w.-]*)(?:@(?P<revision>[\w./-]+))?", re.ASCII)
+
+
+@dataclass(frozen=True)
+class CachedModel:
+    """A model in the hub's cache, in one revision."""
+
+    name: str  # owner/name
+    revision: str  # 40 hexadecimal digits
+    refs: tuple[str, ...]  # branches and tags that point to it
+    nbytes: int  # files that other revisions share count too
+    has_weights: bool
+    changed: datetime
+    folder: Path
+
+
+def cached_models() -> list[CachedModel]:
+    """The models in the hub's cache, by name, the newest revision first."""
+    scanned = _scanned()
+    found = [
+        CachedModel(
+            name=repository.repo_id,
+            revision=revision.commit_hash,
+            refs=tuple(sorted(revision.refs)),
+            nbytes=revision.size_on_disk,
+            has_weights=any(
+                file.file_name.endswith((".safetensors", GGUF_SUFFIX)) for file in revision.files
+            ),
+            changed=datetime.fromtimestamp(revision.last_modified),
+            folder=revision.snapshot_path,
+        )
+        for repository in (scanned.repos if scanned else ())
+        if repository.repo_type == "model"
+        for revision in repository.revisions
+    ]
+    return sorted(found, key=lambda model: (model.name, -model.changed.timestamp()))
+
+
+def find_cached(model: str) -> list[CachedModel]:
+    """The cached revisions that `model` names: `owner/name`, or one of them with `@revision`.
+
+    A revision may be a branch, a tag, or the first digits of its hash.
+
+    Raises:
+        HubError: there is none; says which there are.
+    """
+    name, _, revision = model.partition("@")
+    cached = cached_models()
+    found = [
+        each
+        for each in cached
+        if each.name == name
+        and (not revision or revision in each.refs or each.revision.startswith(revision))
+    ]
+    if not found:
+        known = ", ".join(sorted({each.name for each in cached})) or "none"
+        raise HubError(f"{model} is not in the hub cache: there are {known}")
+    return found
+
+
+def delete_cached(models: Sequence[CachedModel]) -> int:
+    """Removes revisions from the hub's cache; returns the bytes that are free then.
+
+    Files that a revision shares with another one stay.
+    """
+    names = {model.name for model in models}
+    scanned = _scanned()
+    if scanned is None:
+        return 0
+    # The client goes by hash alone, and a copied repository has those of its source.
+    own = replace(scanned, repos=frozenset(r for r in scanned.repos if r.repo_id in names))
+    strategy = own.delete_revisions(*(model.revision for model in models))
+    strategy.execute()
+    return strategy.expected_freed_size
+
+
+def _scanned() -> "HFCacheInfo | None":
+    """What is in the cache; None where there is no cache."""
+    from huggingface_hub import CacheNotFound, constants, scan_cache_dir
+
+    try:
+        return scan_cache_dir(constants.HF_HUB_CACHE)
+    except CacheNotFound:
+        return None
 
 
 def locate(model: str, *, files: Sequence[str] = MODEL_FILES) -> Path:

@@ -8,6 +8,7 @@ import typer
 
 from clover_local.cli import console, failures
 from clover_local.cli.bench import bench
+from clover_local.cli.cached import ls, rm
 from clover_local.cli.chat import chat
 from clover_local.cli.doctor import doctor
 from clover_local.cli.evaluate import evaluate
@@ -43,6 +44,8 @@ app.command()(evaluate)
 app.command()(simulate)
 app.command()(replay)
 app.command()(doctor)
+app.command()(ls)
+app.command()(rm)
 app.add_typer(export, name="export")
 app.command()(imatrix)
 

@@ -1,0 +1,70 @@
+"""`clover-local ls` and `rm`: the models in the hub's cache."""
+
+import os
+import sys
+from typing import Annotated
+
+import typer
+
+from clover_local.cli import console
+from clover_local.cli.options import JsonOpt, QuietOpt
+from clover_local.errors import HubError
+from clover_local.hub import DEMO, CachedModel, cached_models, delete_cached, find_cached
+from clover_local.memory.sizes import shown
+
+NameArg = Annotated[
+    str,
+    typer.Argument(
+        metavar="NAME", help="As `ls` shows it: owner/name[@revision].", show_default=False
+    ),
+]
+YesOpt = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
+
+
+def ls(as_json: JsonOpt = False, quiet: QuietOpt = False) -> None:
+    """List the models in the hub's cache."""
+    models = cached_models()
+    if as_json:
+        console.print_json([_json(model) for model in models])
+    elif models:
+        console.show_table("Models", [_row(model) for model in models])
+    else:
+        console.text(f"no model is in the hub cache; `{DEMO}` comes with the package")
+
+
+def rm(name: NameArg, yes: YesOpt = False, quiet: QuietOpt = False) -> None:
+    """Remove a model from the hub's cache."""
+    if name == DEMO:
+        raise HubError(f"{DEMO} is part of the package: uninstall that to remove it")
+    if os.path.exists(os.path.expanduser(name)):
+        raise HubError(f"{name} is a folder or file of yours, not in the cache: remove it yourself")
+    found = find_cached(name)
+    for model in found:
+        console.note("  ".join(_row(model)))
+    if not yes:
+        if not console.is_terminal(sys.stdin):
+            raise HubError(f"rm {name} asks first, and nobody can answer here: pass --yes")
+        typer.confirm(f"Remove {'it' if len(found) == 1 else 'them'}?", abort=True, err=True)
+    console.text(f"freed {shown(delete_cached(found))}")
+
+
+def _row(model: CachedModel) -> tuple[str, str, str, str, str]:
+    return (
+        model.name,
+        f"@{model.revision[:8]}" + "".join(f" {ref}" for ref in model.refs),
+        shown(model.nbytes),
+        f"{model.changed:%Y-%m-%d}",
+        "" if model.has_weights else "no weights",
+    )
+
+
+def _json(model: CachedModel) -> dict[str, object]:
+    return {
+        "name": model.name,
+        "revision": model.revision,
+        "refs": list(model.refs),
+        "bytes": model.nbytes,
+        "has_weights": model.has_weights,
+        "changed": model.changed.isoformat(),
+        "folder": str(model.folder),
+    }
