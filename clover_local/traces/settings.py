@@ -4,7 +4,8 @@ from collections.abc import Mapping
 from dataclasses import fields, replace
 from typing import Any
 
-from clover_local.decoding.settings import KEYS, ResolvedSettings, Settings
+from clover_local.decoding.keys import KEYS
+from clover_local.decoding.settings import ResolvedSettings, Settings
 from clover_local.errors import TraceError
 from clover_local.files import as_token_id, as_token_ids
 from clover_local.traces.read import Header

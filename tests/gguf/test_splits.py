@@ -59,10 +59,10 @@ def test_a_renamed_file_is_refused(pieces: list[Path], tmp_path: Path) -> None:
         read_gguf(tmp_path / "renamed.gguf")
 
 
-@pytest.mark.parametrize("count", [2**31, "many"])
+@pytest.mark.parametrize("count", [2**31, -3, "3"])
 def test_a_wrong_count_is_refused(count: int | str, write_gguf: WriteGguf) -> None:
     path = write_gguf(NAME.format(1), metadata={"split.no": 0, "split.count": count})
-    with pytest.raises(CheckpointError, match=r"split\.count"):
+    with pytest.raises(CheckpointError, match=r"is damaged \(split\.count is"):
         read_gguf(path)
 
 
