@@ -247,7 +247,7 @@ class ResponseControls:
                 multiplier=s.dry_multiplier,
                 base=s.dry_base,
                 allowed=s.dry_allowed,
-                breakers=s.dry_breakers,
+                breakers=(*s.dry_breakers, *s.stop_ids),
                 mask_token_id=s.mask_token_id,
             ).items()
         ]

@@ -99,6 +99,8 @@ def deferred(
 
 
 def _repeats(around: Surroundings, row: int, token: int, settings: Settings) -> bool:
+    if token in settings.stop_ids:  # a block's tail is full of them, and thrown away
+        return False
     if settings.in_block_repetition and around.repeats_neighbour(row, token):
         return True
     size = settings.no_repeat_ngram

@@ -100,6 +100,18 @@ def test_ngrams_across_the_start_of_the_block_count() -> None:
     assert got.accept.tolist() == [False, True]
 
 
+def test_stop_tokens_may_stand_side_by_side() -> None:
+    """A resolved block often ends with many."""
+    got = kept(
+        [4, M, M, M],
+        [STOP, STOP, STOP],
+        [0.99, 0.98, 0.97],
+        in_block_repetition=True,
+        no_repeat_ngram=2,
+    )
+    assert got.accept.all()
+
+
 def test_a_stop_token_waits_for_all_that_stands_before_it() -> None:
     got = kept([M, 3, M, M], [4, STOP, 6], [0.5, 0.99, 0.95], eos_order=True)
     assert got.accept.tolist() == [False, False, True]
