@@ -190,7 +190,7 @@ def test_of_too_many_checkpoints_the_one_goes_that_is_nearest_to_another(
     state: SequenceState,
 ) -> None:
     token = 0
-    for _ in range(CHECKPOINTS):
+    for _ in range(CHECKPOINTS - 1):
         for _ in range(3):
             token += 1
             commit(state, token)

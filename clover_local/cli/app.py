@@ -20,6 +20,7 @@ from clover_local.cli.interrupt import INTERRUPTED
 from clover_local.cli.plan import plan
 from clover_local.cli.quantize import quantize
 from clover_local.cli.replay import replay
+from clover_local.cli.report import report
 from clover_local.cli.simulate import simulate
 from clover_local.cli.verify import verify
 
@@ -43,6 +44,7 @@ app.command()(quantize)
 app.command()(evaluate)
 app.command()(simulate)
 app.command()(replay)
+app.command()(report)
 app.command()(doctor)
 app.command()(ls)
 app.command()(rm)

@@ -232,7 +232,7 @@ class Run:
                     statistics,
                     self.controls.at(positions, visible=block_before),
                     mode=self.settings.mode,
-                    block=len(self.blocks),
+                    block=self._turn,
                     start=self.state.length + ahead,
                     pass_number=pass_number,
                     block_before=block_before,
@@ -264,7 +264,7 @@ class Run:
                 verify_record(
                     judged.statistics,
                     self.controls.along(tokens[1:]),
-                    block=len(self.rounds),
+                    block=self._turn,
                     start=start,
                     tokens=tokens,
                     reasons=reasons,
@@ -273,6 +273,11 @@ class Run:
                     routing=self._routing(output, "commit"),
                 )
             )
+
+    @property
+    def _turn(self) -> int:
+        """The number of the block or round in progress, in the trace."""
+        return len(self.blocks) + len(self.rounds)
 
     def _routing(
         self, output: ForwardOutput, kind: Kind, *, masked: Sequence[int] | None = None

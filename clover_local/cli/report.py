@@ -1,0 +1,51 @@
+"""`clover-local report`: a trace as one HTML file."""
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from clover_local.cli import console
+from clover_local.cli.options import QuietOpt
+from clover_local.errors import CloverError
+
+TraceArg = Annotated[
+    Path, typer.Argument(metavar="TRACE", help="A file that --trace wrote.", show_default=False)
+]
+OutArg = Annotated[
+    Path, typer.Argument(metavar="OUT.html", help="The file to write.", show_default=False)
+]
+ModelOpt = Annotated[
+    str | None,
+    typer.Option(metavar="MODEL", help="Whose tokenizer to use; default: that of the trace."),
+]
+
+
+def report(trace: TraceArg, out: OutArg, model: ModelOpt = None, quiet: QuietOpt = False) -> None:
+    """Show TRACE block by block and pass by pass, as one HTML file that needs no network."""
+    from clover_local.traces.page import page, write_page
+    from clover_local.traces.read import read_runs
+
+    runs = read_runs(trace)
+    name = model or runs[0].header.model
+    write_page(out, page(runs, _decoder(name, strict=model is not None)))
+    console.text(f"wrote {out}")
+
+
+def _decoder(name: str, *, strict: bool) -> Callable[[Sequence[int]], str] | None:
+    """What gives tokens their text; without the model None, with `strict` an error."""
+    if not name:
+        console.note("note: tokens are shown as ids: pass --model MODEL for their text")
+        return None
+    from clover_local.session import open_model
+
+    try:
+        tokenizer = open_model(name).tokenizer
+    except CloverError as error:
+        if strict:
+            raise
+        console.note(f"note: tokens are shown as ids: {error}")
+        return None
+    return partial(tokenizer.decode, skip_special=False)
