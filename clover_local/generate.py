@@ -8,8 +8,7 @@ from collections import abc
 from collections.abc import Callable, Iterator, Sequence
 
 from clover_local.cache import SequenceState
-from clover_local.decoding.autoregressive import Autoregressive
-from clover_local.decoding.denoise import Denoise
+from clover_local.decoding.auto.auto import MODES, Auto
 from clover_local.decoding.events import Event, Finished, PromptCommitted, PromptProgress
 from clover_local.decoding.forwards import Model
 from clover_local.decoding.host_pick import HostPicker
@@ -17,12 +16,9 @@ from clover_local.decoding.pick import Picker
 from clover_local.decoding.result import EmittedToken, GenerationResult
 from clover_local.decoding.run import Mode, Run
 from clover_local.decoding.settings import Settings
-from clover_local.decoding.speculation.draft import Draft
 from clover_local.decoding.trace import TraceSink, header_record
 from clover_local.errors import ContextError, SettingsError
 from clover_local.memory.workspace import PREFILL_ROWS
-
-_MODES: dict[str, Mode] = {"denoise": Denoise(), "ar": Autoregressive(), "draft": Draft()}
 
 EventStream = abc.Generator[Event, None, None]
 """The events of one answer; `close()` cancels it."""
@@ -57,6 +53,8 @@ class Generator:
         self.result: GenerationResult | None = None
         """The last run's result, also of an interrupted one; None during a run, after an error."""
         self._run: Run | None = None
+        self.modes: dict[str, Mode] = {**MODES, "auto": Auto()}
+        """By name; `auto` goes on with what it has measured in earlier turns."""
         self._picker: Picker = picker or HostPicker()
         self._on_note = on_note
 
@@ -119,15 +117,16 @@ class Generator:
                 f"the prompt has {len(prompt_ids)} tokens and the context holds {context}, prompt "
                 "and answer: raise --context or shorten the prompt"
             )
-        if self.settings.mode != "ar" and not self.model.can_preview:
+        previewing = [mode for mode in self.settings.running_modes if mode != "ar"]
+        if previewing and not self.model.can_preview:
             raise SettingsError(
                 f"this checkpoint has no diffusion tensors, so it cannot run the mode "
-                f"{self.settings.mode}: use --mode ar, or put NAME.diffusion.gguf beside NAME.gguf "
+                f"{previewing[0]}: use --mode ar, or put NAME.diffusion.gguf beside NAME.gguf "
                 "(`clover-local export diffusion CHECKPOINT NAME.diffusion.gguf` makes it)"
             )
 
     def _events(self, prompt_ids: list[int], run: Run, checkpoints: Sequence[int]) -> EventStream:
-        mode = _MODES[run.settings.mode]
+        mode = self.modes[run.settings.mode]
         try:
             self.result, self._run = None, run
             yield from self._commit_prompt(run, prompt_ids, mode, checkpoints)

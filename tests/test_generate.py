@@ -23,15 +23,6 @@ from clover_local.generate import Generator, generate
 from clover_local.model.clover import Clover
 
 CASES = ["default", "parallel", "penalties", "pad_stops_and_suppressed", "ar", "ar_penalties"]
-DRAFT_CASES = [
-    "draft_exact",
-    "draft_typical",
-    "draft_open",
-    "draft_small_delta",
-    "draft_penalties_exact",
-    "draft_penalties",
-    "draft_stop_in_round",
-]
 MODES = pytest.mark.parametrize("mode", ["denoise", "ar", "draft"])
 QUESTION = [(7 * i + 7 * i * i + 7) % 500 for i in range(45)]  # its first block takes 19 passes
 NEXT_QUESTION = [(11 * i + 3) % 500 for i in range(21)]
@@ -86,36 +77,6 @@ def test_golden_run(name: str, model: Clover, golden_cases: Mapping[str, Any]) -
         assert [[fixed.row, fixed.token] for fixed in rows] == [row[:2] for row in expected]
         confidences = [fixed.confidence for fixed in rows]
         assert confidences == pytest.approx([row[2] for row in expected], abs=1e-5)
-
-
-@pytest.mark.parametrize("name", DRAFT_CASES)
-def test_golden_draft_run(name: str, model: Clover, golden_cases: Mapping[str, Any]) -> None:
-    """Tokens and rounds exactly; the state holds all of it but the pending token."""
-    (case,) = (run for run in golden_cases["runs"] if run["name"] == name)
-    accept = case["accept"]
-    settings = settings_of(
-        model,
-        case["generation_config"],
-        mode="draft",
-        max_new_tokens=case["max_new_tokens"],
-        draft_width=case["width"],
-        accept="exact" if accept["exact"] else "typical",
-        accept_ratio=accept.get("ratio"),
-        accept_delta=accept.get("delta"),
-    )
-    state = empty_state(model)
-    result = generate(model, state, settings, golden_cases["prompt"])
-    assert list(result.token_ids) == case["tokens"]
-    assert [each.to_json() for each in result.rounds] == case["rounds"]
-    assert list(state.committed.tokens) == golden_cases["prompt"] + case["tokens"][:-1]
-    once = empty_state(model)
-    model.commit(state.committed.tokens, once)
-    for a, b in zip(
-        (*state.committed.recurrent, *state.committed.conv),
-        (*once.committed.recurrent, *once.committed.conv),
-        strict=True,
-    ):
-        torch.testing.assert_close(a, b, rtol=0, atol=2e-5)
 
 
 @MODES

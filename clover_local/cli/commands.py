@@ -188,8 +188,8 @@ COMMANDS = {
     ),
     "/think": Command("/think on|off|auto", "think before answering", _think, tuple(THINK)),
     "/mode": Command(
-        "/mode denoise|ar|draft",
-        "block diffusion, one token a forward, or drafts that a forward verifies",
+        "/mode denoise|ar|draft|auto",
+        "block diffusion, one token a forward, verified drafts, or the fastest of these",
         _mode,
         MODES,
     ),

@@ -29,9 +29,13 @@ def without_effect(given: Collection[str], settings: Settings) -> list[tuple[str
         settings.sampler,
     )
     idle = " ".join(sorted({*RULE_KNOBS.split()} - {*KNOBS_OF[rule].split()}))
-    denoise = settings.mode == "denoise"
+    running = settings.running_modes
+    in_mode = f"in mode {settings.mode}"
+    if settings.mode == "auto":
+        in_mode += f" of {', '.join(running)}"
+    denoise = "denoise" in running
     rules = (
-        (not denoise, f"threshold sampler {knobs} {OF_BLOCKS}", f"in mode {settings.mode}"),
+        (not denoise, f"threshold sampler {knobs} {OF_BLOCKS}", in_mode),
         (denoise, idle, f"with sampler {rule}"),
         (
             settings.dry_multiplier == 0,
@@ -39,12 +43,13 @@ def without_effect(given: Collection[str], settings: Settings) -> list[tuple[str
             "while dry_multiplier is 0",
         ),
         (
-            settings.mode != "draft",
+            "draft" not in running,
             "draft_width accept accept_ratio accept_delta",
-            f"in mode {settings.mode}",
+            in_mode,
         ),
+        (settings.mode != "auto", "auto", in_mode),
         (
-            settings.mode == "draft" and settings.accept == "exact",
+            "draft" in running and settings.accept == "exact",
             "accept_ratio accept_delta",
             "while accept is exact",
         ),

@@ -23,7 +23,7 @@ from clover_local.config import (
     read_generation_config,
     read_model_config,
 )
-from clover_local.decoding.keys import MODES
+from clover_local.decoding.keys import SINGLE_MODES
 from clover_local.errors import CheckpointError, CloverError
 from clover_local.files import read_json_object
 from clover_local.hub import DESCRIPTION_FILES, locate
@@ -217,7 +217,7 @@ def _weight_facts(summary: Summary, notes: tuple[str, ...] = ()) -> WeightFacts:
         bytes=sum(shard.bytes for shard in summary.shards),
         parameters_by_dtype=dict(numbers.most_common()),
         diffusion_parameters=bool(summary.diffusion),
-        modes=MODES if summary.diffusion else ("ar",),
+        modes=SINGLE_MODES if summary.diffusion else ("ar",),
         notes=notes,
     )
 

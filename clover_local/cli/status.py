@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 from clover_local.decoding.result import CacheUse, GenerationResult, RoundStats, Stats
 
 if TYPE_CHECKING:
+    from clover_local.decoding.auto.chooser import AutoUse
     from clover_local.experts.traffic import OffloadStats
 
 UNITS = {
@@ -25,6 +26,8 @@ def status_line(result: GenerationResult) -> str:
         parts.append(f"{stats.tokens_per_second:.0f} tok/s")
     if stats.tokens_per_forward is not None:
         parts.append(f"{stats.tokens_per_forward:.1f} a forward")
+    if result.auto is not None:
+        parts.append(f"auto: {result.auto.line}")
     if result.blocks:
         passes = sum(len(block.passes) for block in result.blocks) / len(result.blocks)
         parts.append(f"{passes:.1f} passes a block")
@@ -60,7 +63,23 @@ def stats_rows(result: GenerationResult) -> list[tuple[str, str]]:
         for part in parts
         for field in fields(part)
     ]
-    return rows + cache_rows(result.cache)
+    return rows + _auto_rows(result.auto) + cache_rows(result.cache)
+
+
+def _auto_rows(auto: "AutoUse | None") -> list[tuple[str, str]]:
+    """(name, value) of what `auto` measured, and what it makes of it."""
+    if auto is None:
+        return []
+    rows = [
+        (
+            f"auto: {rate.mode}",
+            f"{rate.tokens_per_second:.0f} tok/s: {rate.tokens_per_forward:.2f} tokens a forward, "
+            f"{rate.ms_per_forward:.2f} ms each",
+        )
+        for rate in auto.rates
+    ]
+    chosen = f"{auto.mode}, after {auto.probes} probes and {auto.changes} changes"
+    return [("auto runs", chosen), *rows]
 
 
 def cache_rows(cache: CacheUse | None) -> list[tuple[str, str]]:

@@ -62,7 +62,7 @@ def _resolve(
     start, mask = run.state.length, run.settings.mask_token_id
     # All `block_size` rows even where max_new_tokens is nearer: the model knows such blocks.
     block = [mask] * min(run.model.config.block_size, run.room)
-    while mask in block[: _end(block, run.settings)]:
+    while mask in block[: rows_that_count(block, run.settings)]:
         if run.stop_requested():
             return block
         began = time.perf_counter()
@@ -72,7 +72,7 @@ def _resolve(
     return block
 
 
-def _end(block: Sequence[int], settings: Settings) -> int:
+def rows_that_count(block: Sequence[int], settings: Settings) -> int:
     """Rows of the block that have to be resolved: with `eos_order`, those before a stop token."""
     stops = settings.stop_ids if settings.eos_order else ()
     return next((row for row, token in enumerate(block) if token in stops), len(block))

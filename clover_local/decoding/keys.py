@@ -9,7 +9,8 @@ from dataclasses import dataclass, replace
 
 from clover_local.files import LARGEST, STRONGEST
 
-MODES = ("denoise", "ar", "draft")
+SINGLE_MODES = ("denoise", "ar", "draft")
+MODES = (*SINGLE_MODES, "auto")
 ACCEPT = ("typical", "exact")
 DRAFT_WIDTHS = (1, 2, 4, 8, 16, 32)
 SAMPLERS = (
@@ -128,6 +129,19 @@ def _ids() -> Key:
     return Key("token ids such as 7,42, or none", convert)
 
 
+def _several_modes() -> Key:
+    def convert(value: object) -> tuple[str, ...]:
+        if not isinstance(value, str | list | tuple):
+            raise TypeError
+        items = value.replace(",", " ").split() if isinstance(value, str) else value
+        modes = tuple(dict.fromkeys(map(str, items)))
+        if not modes or not set(modes) <= set(SINGLE_MODES):
+            raise ValueError
+        return modes
+
+    return Key("modes such as denoise,draft,ar", convert)
+
+
 def _strength(generation_key: str) -> Key:
     return _number(
         lambda x: abs(x) <= STRONGEST,
@@ -142,7 +156,9 @@ def _length(generation_key: str) -> Key:
 
 _SHARE = _between(0, 1)
 _ANY = _between(0, STRONGEST)
-_MODES = "Block diffusion, one token a forward, or drafts that a forward verifies."
+_MODES = (
+    "Block diffusion, one token a forward, drafts that a forward verifies, or the fastest of these."
+)
 _START = "Answer length where that begins."
 _WINDOW = "Tokens from there to full strength."
 
@@ -171,6 +187,9 @@ KEYS: dict[str, Key] = {
     "accept": _choice(ACCEPT, "draft: which drafts stay; exact writes as ar."),
     "accept_ratio": _SHARE.named("P", "draft, typical: a probability that is enough."),
     "accept_delta": _ANY.named("X", "draft, typical: so much of exp(-entropy) is enough too."),
+    "auto": _several_modes().named(
+        "MODES", "auto: what it chooses from; default denoise,draft,ar."
+    ),
     "temperature": _number(
         lambda x: 0 <= x <= STRONGEST, f"a number from 0 (greedy) to {STRONGEST:.0f}"
     ).named("T", "0 picks the likeliest token."),

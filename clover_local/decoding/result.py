@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from clover_local.decoding.auto.chooser import AutoUse
     from clover_local.experts.traffic import OffloadStats
 
 
@@ -121,6 +122,41 @@ class Clock:
         """Of the answer."""
         return self.previews + self.commits + self.verifies
 
+    def stats(
+        self,
+        *,
+        tokens: int,
+        expert_layers: float,
+        cache: CacheUse | None,
+        device_peak_bytes: int | None,
+    ) -> Stats:
+        """Speed and counts.
+
+        Args:
+            tokens: of the answer.
+            expert_layers: distinct experts a layer, summed over previews.
+            cache: None where every expert is on the device.
+            device_peak_bytes: None on a CPU.
+        """
+        commits = self.commits + self.verifies
+        commit_ms = 1000 * (self.commit_seconds + self.verify_seconds)
+        return Stats(
+            forwards=self.forwards,
+            previews=self.previews,
+            commits=commits,
+            tokens_per_forward=_ratio(tokens, self.forwards),
+            tokens_per_preview=_ratio(tokens, self.previews),
+            ms_per_preview=_ratio(1000 * self.preview_seconds, self.previews),
+            ms_per_commit=_ratio(commit_ms, commits),
+            prompt_tokens_per_second=_ratio(self.prompt_tokens, self.prompt_seconds),
+            tokens_per_second=_ratio(tokens, self.seconds),
+            distinct_experts_per_layer=_ratio(expert_layers, self.previews),
+            hit_rate=1.0 if cache is None else _ratio(cache.hits, cache.hits + cache.misses) or 0.0,
+            bytes_from_host=0 if cache is None else cache.bytes,
+            device_peak_bytes=device_peak_bytes,
+            host_peak_bytes=host_peak_bytes(),
+        )
+
     def of_rounds(self, rounds: Sequence[Round]) -> RoundStats | None:
         """What `rounds` came to; None where there are none."""
         if not rounds:
@@ -179,6 +215,7 @@ class GenerationResult:
     stats: Stats
     rounds: tuple[Round, ...] = ()
     of_rounds: RoundStats | None = None
+    auto: AutoUse | None = None
     cache: CacheUse | None = None  # None: every expert is on the device
 
     @property
@@ -214,3 +251,7 @@ def host_peak_bytes() -> int | None:
         return None
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else peak * 1024
+
+
+def _ratio(amount: float, per: float) -> float | None:
+    return amount / per if per else None

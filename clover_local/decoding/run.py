@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from clover_local.cache import SequenceState, VerifyRecord
+from clover_local.decoding.auto.chooser import AutoUse
 from clover_local.decoding.controls import ResponseControls
 from clover_local.decoding.events import Event
 from clover_local.decoding.forwards import ForwardOutput, Model, VerifiedOutput
@@ -30,12 +31,12 @@ from clover_local.decoding.result import (
     GenerationResult,
     Round,
     Stats,
-    host_peak_bytes,
 )
 from clover_local.decoding.settings import Settings
 from clover_local.decoding.speculation.acceptance import Judged, judge
 from clover_local.decoding.trace import (
     TraceSink,
+    choice_record,
     commit_record,
     end_record,
     pass_record,
@@ -84,6 +85,12 @@ class Run:
         """An emitted token that is not committed yet."""
         self.next_logits: Tensor | None = None
         """[1, V]: logits after the last committed token, where a commit was asked for them."""
+        self.keeps_logits = False
+        """Whether every commit leaves `next_logits`, so that any mode may come next."""
+        self.mode = settings.mode
+        """The mode at work, also where `auto` has chosen it."""
+        self.auto: AutoUse | None = None
+        """What `auto` found, where it runs."""
         self.finish_reason: str | None = None
         self.result: GenerationResult | None = None
         self.tokens: list[EmittedToken] = []
@@ -231,7 +238,7 @@ class Run:
                 pass_record(
                     statistics,
                     self.controls.at(positions, visible=block_before),
-                    mode=self.settings.mode,
+                    mode=self.mode,
                     block=self._turn,
                     start=self.state.length + ahead,
                     pass_number=pass_number,
@@ -279,6 +286,13 @@ class Run:
         """The number of the block or round in progress, in the trace."""
         return len(self.blocks) + len(self.rounds)
 
+    def trace_choice(self, *, mode: str, is_probe: bool, why: str) -> None:
+        """Writes that `auto` goes on with another mode: these records are its schedule."""
+        if self._trace is not None:
+            self._trace.write(
+                choice_record(mode=mode, is_probe=is_probe, at=len(self.tokens), why=why)
+            )
+
     def _routing(
         self, output: ForwardOutput, kind: Kind, *, masked: Sequence[int] | None = None
     ) -> dict[str, object] | None:
@@ -311,6 +325,7 @@ class Run:
             blocks=tuple(self.blocks),
             rounds=tuple(self.rounds),
             of_rounds=self.clock.of_rounds(self.rounds),
+            auto=self.auto,
             stats=self._stats(),
             cache=CacheUse.between(self._cache_before, self.model.offload_stats()),
         )
@@ -341,6 +356,7 @@ class Run:
 
     def _commit(self, tokens: Sequence[int], *, logits: bool, kind: CommitKind) -> float:
         """Commits, and returns the seconds it took."""
+        logits = logits or (self.keeps_logits and kind == "commit")
         start, began = self.state.length, time.perf_counter()
         output = self._within_memory(
             lambda: self.model.commit(
@@ -348,6 +364,8 @@ class Run:
             )
         )
         self.next_logits = output.logits[-1:] if logits else None
+        if self.next_logits is not None and self.keeps_logits:
+            self.next_logits = self.next_logits.clone()  # a model may use its place again
         # Where a pick follows, it waits; else the next forward would pay for this one.
         waits = kind == "prompt" or not logits or self._trace is not None
         if waits and self.model.device.type == "cuda":
@@ -366,26 +384,13 @@ class Run:
         return seconds
 
     def _stats(self) -> Stats:
-        cache = CacheUse.between(self._cache_before, self.model.offload_stats())
-        clock, device = self.clock, self.model.device
-        commits = clock.commits + clock.verifies
-        layers = self.model.config.num_hidden_layers
+        device = self.model.device
         on_cuda = device.type == "cuda"
-        return Stats(
-            forwards=clock.forwards,
-            previews=clock.previews,
-            commits=commits,
-            tokens_per_forward=_ratio(len(self.tokens), clock.forwards),
-            tokens_per_preview=_ratio(len(self.tokens), clock.previews),
-            ms_per_preview=_ratio(1000 * clock.preview_seconds, clock.previews),
-            ms_per_commit=_ratio(1000 * (clock.commit_seconds + clock.verify_seconds), commits),
-            prompt_tokens_per_second=_ratio(clock.prompt_tokens, clock.prompt_seconds),
-            tokens_per_second=_ratio(len(self.tokens), clock.seconds),
-            distinct_experts_per_layer=_ratio(float(self._experts_used), clock.previews * layers),
-            hit_rate=1.0 if cache is None else _ratio(cache.hits, cache.hits + cache.misses) or 0.0,
-            bytes_from_host=0 if cache is None else cache.bytes,
+        return self.clock.stats(
+            tokens=len(self.tokens),
+            expert_layers=float(self._experts_used) / self.model.config.num_hidden_layers,
+            cache=CacheUse.between(self._cache_before, self.model.offload_stats()),
             device_peak_bytes=torch.cuda.max_memory_allocated(device) if on_cuda else None,
-            host_peak_bytes=host_peak_bytes(),
         )
 
 
@@ -395,7 +400,3 @@ def emitted_length(tokens: Sequence[int], *, stop_ids: Collection[int], allowed:
         if token in stop_ids:
             return length
     return min(len(tokens), allowed)
-
-
-def _ratio(amount: float, per: float) -> float | None:
-    return amount / per if per else None

@@ -55,6 +55,7 @@ class Settings:
     accept: str = "typical"
     accept_ratio: float = 0.9
     accept_delta: float = 0.6
+    auto: tuple[str, ...] = ("denoise", "draft", "ar")  # tried first in this order
     temperature: float = 0.0
     top_k: int = 0
     top_p: float = 1.0
@@ -77,6 +78,11 @@ class Settings:
     dry_breakers: tuple[int, ...] = ()
     eos_order: bool = False
     loop_guard: str = "off"
+
+    @property
+    def running_modes(self) -> tuple[str, ...]:
+        """The modes that may produce a token."""
+        return self.auto if self.mode == "auto" else (self.mode,)
 
     @property
     def banned_ids(self) -> tuple[int, ...]:

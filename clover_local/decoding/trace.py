@@ -245,6 +245,11 @@ def commit_record(
     }
 
 
+def choice_record(*, mode: str, is_probe: bool, at: int, why: str) -> dict[str, object]:
+    """That `auto` goes on with `mode` behind `at` tokens of the answer."""
+    return {"record": "choice", "mode": mode, "is_probe": is_probe, "at": at, "why": why}
+
+
 def end_record(
     finish_reason: str, token_ids: Sequence[int], stats: Mapping[str, object]
 ) -> dict[str, object]:

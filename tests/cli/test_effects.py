@@ -25,6 +25,19 @@ SETTINGS = Settings(mask_token_id=9, vocab_size=10)
         (["think_end_start", "think_end_window"], {}, ["think_end_start", "think_end_window"]),
         (["think_end_start"], {"think_end_bias": 2.0}, []),
         (["threshold", "sampler"], {"mode": "draft"}, ["threshold", "sampler"]),
+        (["auto"], {}, ["auto"]),
+        (["auto", "threshold", "draft_width"], {"mode": "auto"}, []),
+        (
+            ["threshold", "draft_width"],
+            {"mode": "auto", "auto": ("draft", "ar")},
+            ["threshold"],
+        ),
+        (
+            ["eos_order", "no_repeat_ngram", "sampler_steps", "loop_guard"],
+            {"mode": "auto", "auto": ("draft", "ar")},
+            ["eos_order", "no_repeat_ngram", "sampler_steps"],
+        ),
+        (["eos_order", "sampler_steps"], {"mode": "auto"}, ["sampler_steps"]),
         (["draft_width", "accept"], {}, ["draft_width", "accept"]),
         (["draft_width", "accept_ratio"], {"mode": "draft"}, []),
         (

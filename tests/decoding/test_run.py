@@ -55,7 +55,7 @@ def interrupt_at_line(number: int) -> Iterator[Callable[[], int]]:
         sys.settrace(before)
 
 
-@pytest.mark.parametrize("mode", ["denoise", "ar", "draft"])
+@pytest.mark.parametrize("mode", ["denoise", "ar", "draft", "auto"])
 def test_interrupt_at_any_line_loses_nothing_that_was_shown(scripted: Scripted, mode: str) -> None:
     """Every 41st line of a run: shown tokens are committed, the next turn is right."""
     settings = scripted.settings(mode=mode, max_new_tokens=5 if mode == "ar" else 36)

@@ -62,6 +62,8 @@ def test_set_parses_text_and_remembers_where_it_came_from(golden_config: ModelCo
 BAD = [
     ("mode", "drafts", "denoise, ar, draft"),
     ("draft_width", "12", "1, 2, 4, 8, 16, 32"),
+    ("auto", "draft,ddraft", "modes such as"),
+    ("auto", "auto", "modes such as"),
     ("accept", "all", "typical, exact"),
     ("accept_ratio", "1.1", "from 0 to 1"),
     ("accept_delta", "-1", "from 0"),
@@ -132,6 +134,13 @@ def test_bias_that_this_model_cannot_obey_is_refused(golden_config: ModelConfig)
     with pytest.raises(SettingsError, match="stop id"):
         without_stops.with_value("length_penalty", "1")
     assert without_stops.with_value("length_penalty", "0").settings.length_penalty == 0
+
+
+def test_modes_of_auto_are_a_list_without_repeats(golden_config: ModelConfig) -> None:
+    made = resolved(golden_config, {}).with_value("auto", "ar, draft ar")
+    assert made.settings.auto == ("ar", "draft")
+    assert made.settings.running_modes == ("denoise",)
+    assert made.with_value("mode", "auto").settings.running_modes == ("ar", "draft")
 
 
 def test_settings_need_no_torch() -> None:

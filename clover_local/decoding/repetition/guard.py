@@ -41,32 +41,35 @@ class LoopGuard:
         self._seen = 0
 
     def judge(self, response: Sequence[int], block: Sequence[int]) -> Verdict:
-        """What to do with a `block` behind the `response`; `settings` may change."""
-        action = self._given.loop_guard
-        if action == "off":
+        """What to do with a `block` of `denoise` behind the `response`; `settings` may change."""
+        if self._given.loop_guard == "off":
             return Verdict.KEEP
-        if not loops(response, block):
-            self._retries, self._level = 0, max(self._level - 1, 0)
-            self.settings = self._raised()
-            return Verdict.KEEP
-        if action == "retry" and self._given.mode == "denoise":
+        if self._given.loop_guard == "retry" and loops(response, block):
             if self._retries == RETRIES:
                 return Verdict.STOP
             self._retries += 1
             self.settings = self._for_retry()
             return Verdict.RETRY
-        if action == "stop" or self._level == LEVELS:
-            return Verdict.STOP
-        self._level += 1
-        self.settings = self._raised()
-        return Verdict.KEEP
+        self._seen = len(response) + len(block)  # in `auto` other modes may follow
+        return self._judge_kept(response, block)
 
     def judge_shown(self, response: Sequence[int]) -> Verdict:
         """As `judge`, of tokens that were shown already; looks once in `STRIDE` tokens."""
         if self._given.loop_guard == "off" or len(response) - self._seen < STRIDE:
             return Verdict.KEEP
         self._seen = len(response)
-        return self.judge(response[:-STRIDE], response[-STRIDE:])
+        return self._judge_kept(response[:-STRIDE], response[-STRIDE:])
+
+    def _judge_kept(self, response: Sequence[int], block: Sequence[int]) -> Verdict:
+        """As `judge`, of a block that is not tried again."""
+        if not loops(response, block):
+            self._retries, self._level = 0, max(self._level - 1, 0)
+        elif self._given.loop_guard == "stop" or self._level == LEVELS:
+            return Verdict.STOP
+        else:
+            self._level += 1
+        self.settings = self._raised()
+        return Verdict.KEEP
 
     def worth_keeping(self, response: Sequence[int], block: Sequence[int]) -> int:
         """How many tokens of a block that loops to emit."""

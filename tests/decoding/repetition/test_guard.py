@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING
 import pytest
 from torch import Tensor
 
-from clover_local.decoding.repetition.guard import RETRIES
+from clover_local.decoding.repetition.guard import RETRIES, STRENGTH, LoopGuard, Verdict
 from clover_local.generate import generate
 
 if TYPE_CHECKING:
     from tests.decoding.conftest import Scripted
 
 GOOD = 40
-MODES = pytest.mark.parametrize("mode", ["denoise", "ar", "draft"])
+MODES = pytest.mark.parametrize("mode", ["denoise", "ar", "draft", "auto"])
 
 
 def forced(position: int) -> int:
@@ -33,8 +33,8 @@ def test_off_lets_it_loop_and_on_does_not_touch_what_does_not_loop(
     on = scripted.settings(mode=mode, max_new_tokens=100, loop_guard="stop")
     without = scripted.settings(mode=mode, max_new_tokens=100)
     assert (
-        generate(fine, scripted.state(), on, [1]).tokens
-        == generate(fine, scripted.state(), without, [1]).tokens
+        generate(fine, scripted.state(), on, [1]).token_ids
+        == generate(fine, scripted.state(), without, [1]).token_ids
     )
 
 
@@ -52,8 +52,8 @@ def test_a_model_forced_to_loop_is_stopped_and_what_was_good_is_kept(
     assert result.finish_reason in ("repetition", *["stop"] * may_leave)
     assert result.token_ids[:GOOD] == tuple(forced(1 + i) for i in range(GOOD))
     assert len(result.tokens) < 400
-    pending = mode != "denoise"
-    assert state.length == 1 + len(result.tokens) - pending
+    pending = {"denoise": {0}, "auto": {0, 1}}.get(mode, {1})
+    assert 1 + len(result.tokens) - state.length in pending
 
 
 def test_denoise_stops_behind_the_first_round(scripted: Scripted) -> None:
@@ -70,6 +70,27 @@ def test_a_block_is_tried_again_before_anything_of_it_is_committed(scripted: Scr
     assert model.commits == [[1], [5]]
     masks = [block for block in model.previews if set(block) == {49}]
     assert len(masks) == 1 + RETRIES
+
+
+def test_in_auto_only_blocks_are_tried_again(scripted: Scripted) -> None:
+    settings = scripted.settings(mode="auto", loop_guard="retry")
+    guard = LoopGuard(settings)
+    assert guard.judge([], [5] * 32) is Verdict.RETRY
+    assert guard.settings.in_block_repetition
+    shown = LoopGuard(settings)
+    assert shown.judge_shown([5] * 32) is Verdict.KEEP
+    assert shown.settings.frequency_penalty == settings.frequency_penalty + STRENGTH
+
+
+def test_in_auto_a_looping_block_counts_once_whatever_mode_follows(scripted: Scripted) -> None:
+    guard = LoopGuard(scripted.settings(mode="auto", loop_guard="raise"))
+    guard.judge([], [5] * 32)
+    raised = guard.settings
+    for length in range(33, 64):
+        guard.judge_shown([5] * length)
+    assert guard.settings == raised
+    guard.judge_shown([5] * 64)
+    assert guard.settings.frequency_penalty == raised.frequency_penalty + STRENGTH
 
 
 def test_another_try_may_leave_the_loop(scripted: Scripted) -> None:
