@@ -11,6 +11,7 @@ What does not depend on the GPU is done once, and sm_89 takes the code of sm_80,
 makes it a copy (but ptxas compiles it for sm_89).
 """
 
+import argparse
 import contextlib
 import importlib
 import io
@@ -251,6 +252,9 @@ def main(parts: Sequence[str]) -> int:
     Raises:
         SystemExit: kernels are to be interpreted, or no case has such a name.
     """
+    parser = argparse.ArgumentParser(prog="clover_local.kernels.compile_gate", description=__doc__)
+    parser.add_argument("parts", nargs="*", metavar="PART-OF-A-NAME", help="default: every kernel")
+    parts = parser.parse_args(parts).parts
     if triton.knobs.runtime.interpret:
         raise SystemExit("TRITON_INTERPRET is set, so kernels are not compiled: unset it")
     chosen = chosen_cases(parts)

@@ -18,9 +18,9 @@ from typing import Literal
 import numpy as np
 import torch
 
-from clover_local.cache import SequenceState
+from clover_local.cache import SequenceState, VerifyRecord
 from clover_local.config import ModelConfig
-from clover_local.decoding.run import ForwardOutput, Model
+from clover_local.decoding.forwards import ForwardOutput, Model, VerifiedOutput
 from clover_local.decoding.settings import resolve
 from clover_local.demo.tasks.stream import FAMILIES, stream
 from clover_local.residency.demand import CommitKind, Kind
@@ -72,6 +72,14 @@ class Recorder:
         if not self.in_prompt:
             self.block, self.number = self.block + 1, 0
         return output
+
+    def verify(self, tokens: Sequence[int], state: SequenceState) -> VerifiedOutput:
+        """See `Model`; answers here draft nothing."""
+        return self.model.verify(tokens, state)
+
+    def accept(self, record: VerifyRecord, rows: int, state: SequenceState) -> None:
+        """See `Model`."""
+        self.model.accept(record, rows, state)
 
     def offload_stats(self) -> None:
         """See `Model`; every expert is resident."""

@@ -2,11 +2,14 @@
 
 Plain merges and no `ignore_merges`, so that GGUF readers split text in the same way.
 
-    python recipes/train_demo_tokenizer.py
+    python recipes/train_demo_tokenizer.py OUT.json
+
+The bundled model knows its own tokenizer alone: a new one goes with a new training only.
 """
 
 from __future__ import annotations
 
+import argparse
 import itertools
 import re
 from collections import Counter
@@ -34,7 +37,6 @@ SPLIT = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*"
     r"|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
-DESTINATION = Path(__file__).parent.parent / "clover_local" / "demo" / "tokenizer.json"
 
 
 def count_words(examples: int) -> Counter[str]:
@@ -71,11 +73,18 @@ def train(words: Counter[str]) -> Tokenizer:
 
 def main() -> None:
     """Writes the tokenizer and says which words need more than one token."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("destination", type=Path, metavar="OUT.json", help="a file that is new")
+    destination: Path = parser.parse_args().destination
+    if destination.exists():
+        raise SystemExit(f"{destination} exists: pass another name, so that no model loses its own")
     words = count_words(EXAMPLES)
     tokenizer = train(words)
-    tokenizer.save(str(DESTINATION))
+    tokenizer.save(str(destination))
     split = {word: n for word in words if (n := len(tokenizer.encode(word).ids)) > 1}
-    print(f"{DESTINATION}: {tokenizer.get_vocab_size()} tokens, {len(words)} words")
+    print(f"{destination}: {tokenizer.get_vocab_size()} tokens, {len(words)} words")
     print(f"{len(split)} words of more than one token: {split}")
 
 

@@ -8,8 +8,8 @@ from collections.abc import Generator, Iterator, Sequence
 
 from clover_local.decoding.events import BlockCommitted, Event, PassDone
 from clover_local.decoding.repetition.guard import Verdict
-from clover_local.decoding.result import Block, EmittedToken, Fixed
-from clover_local.decoding.run import Run, emitted_length
+from clover_local.decoding.result import Block, EmittedToken, Fixed, emitted_length
+from clover_local.decoding.run import Run
 from clover_local.decoding.settings import Settings
 
 

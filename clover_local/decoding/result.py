@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
@@ -241,6 +241,14 @@ class GenerationResult:
             "confidence": [token.confidence for token in self.tokens],
             "stats": asdict(self.stats),
         }
+
+
+def emitted_length(tokens: Sequence[int], *, stop_ids: Collection[int], allowed: int) -> int:
+    """How many of a resolved block's tokens are emitted: up to a stop token, at most `allowed`."""
+    for length, token in enumerate(tokens[:allowed], start=1):
+        if token in stop_ids:
+            return length
+    return min(len(tokens), allowed)
 
 
 def host_peak_bytes() -> int | None:

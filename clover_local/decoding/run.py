@@ -7,7 +7,7 @@ state, response history, clock and trace, so modes can follow each other at any 
 """
 
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, replace
 from typing import Protocol, TypeVar
 
@@ -392,11 +392,3 @@ class Run:
             cache=CacheUse.between(self._cache_before, self.model.offload_stats()),
             device_peak_bytes=torch.cuda.max_memory_allocated(device) if on_cuda else None,
         )
-
-
-def emitted_length(tokens: Sequence[int], *, stop_ids: Collection[int], allowed: int) -> int:
-    """How many of a resolved block's tokens are emitted: up to a stop token, at most `allowed`."""
-    for length, token in enumerate(tokens[:allowed], start=1):
-        if token in stop_ids:
-            return length
-    return min(len(tokens), allowed)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from clover_local.decoding.events import BlockCommitted, Finished
-from clover_local.decoding.run import emitted_length
+from clover_local.decoding.result import emitted_length
 from clover_local.generate import Generator, generate
 
 if TYPE_CHECKING:

@@ -9,8 +9,8 @@ from collections.abc import Iterator, Sequence
 
 from clover_local.decoding.autoregressive import end_loop, next_token
 from clover_local.decoding.events import BlockCommitted, Event, PassDone
-from clover_local.decoding.result import EmittedToken, Fixed, Round
-from clover_local.decoding.run import Run, emitted_length
+from clover_local.decoding.result import EmittedToken, Fixed, Round, emitted_length
+from clover_local.decoding.run import Run
 
 MODE = "draft"
 DRAFT, ACCEPTED, BOUNDARY = "draft", "accepted", "boundary"
