@@ -23,7 +23,7 @@ AnswerStream = abc.Generator["Event | Piece", None, None]
 THINK_START = "<think>"
 THINK_END = "</think>"
 WORTH_KEEPING = 16
-"""Tokens from which on a state is worth a checkpoint, and the forward that ends there."""
+"""Tokens before a question from which on their state is worth a checkpoint and a forward."""
 
 
 @dataclass(frozen=True)
@@ -223,10 +223,13 @@ class Conversation:
             thinking=THINK_START in opening.rpartition(THINK_END)[2],
             stop_ids=self.generator.settings.stop_ids,
         )
-        points = [self._start_of_question(messages, prompt_ids)]
-        if history_ids == prompt_ids[: len(history_ids)]:
+        points = []
+        start = self._start_of_question(messages, prompt_ids)
+        if start >= WORTH_KEEPING:
+            points.append(start)
+        if history_ids and history_ids == prompt_ids[: len(history_ids)]:
             points.append(len(history_ids))
-        return prompt_ids, reader, [point for point in points if point >= WORTH_KEEPING]
+        return prompt_ids, reader, points
 
     def _start_of_question(self, messages: list[Message], prompt_ids: list[int]) -> int:
         """How many tokens of a prompt do not depend on its last question."""

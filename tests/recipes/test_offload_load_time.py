@@ -27,7 +27,7 @@ def test_a_small_checkpoint_is_written_once_and_loaded(tmp_path: Path) -> None:
     assert seconds > 0 and nbytes == 6 * (3 * 128 * 256 // 2 + 3 * 512)
 
 
-@pytest.mark.parametrize("megabytes", [68, 75, 1000])
+@pytest.mark.parametrize("megabytes", [72, 78, 1000])
 def test_experts_of_the_real_shape_take_what_was_planned(tmp_path: Path, megabytes: int) -> None:
     recipe = load_recipe("offload_load_time")
     config = replace(recipe.shape(2), num_experts=16, vocab_size=512, mask_token_id=511)

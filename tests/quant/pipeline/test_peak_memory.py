@@ -68,7 +68,7 @@ def test_peak_stays_under_the_limit(
     run = subprocess.run(
         [
             *(sys.executable, "-c", PROGRAM, "quantize", str(folder), str(tmp_path / "result")),
-            *("--memory", str(LIMIT), "--calibration", str(text_file), "--device", "cpu"),
+            *("--memory", f"{LIMIT >> 20}MiB", "--calibration", str(text_file), "--device", "cpu"),
             *("--calibration-tokens", "600", "--evaluation-tokens", "0"),
         ],
         capture_output=True,
