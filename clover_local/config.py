@@ -7,7 +7,7 @@ so that `clover-local info` can list them; a missing or wrongly typed key is an 
 import os
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -128,6 +128,15 @@ class GenerationConfig:
         """Every id that ends an answer: EOS ids, stop ids and pad id, distinct, ascending."""
         pad = () if self.pad_token_id is None else (self.pad_token_id,)
         return tuple(sorted({*self.eos_token_id, *self.stop_token_ids, *pad}))
+
+    @property
+    def changes(self) -> dict[str, Any]:
+        """The controls that differ from the defaults, by their keys in the file."""
+        return {
+            each.name: value
+            for each in fields(self)
+            if each.compare and (value := getattr(self, each.name)) != each.default
+        }
 
 
 def read_model_config(folder: Path) -> ModelConfig:

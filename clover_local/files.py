@@ -1,4 +1,4 @@
-"""A model's small files: what may be opened as one, JSON objects, and typed values in them.
+"""Files: what may be opened as one, typed values of JSON objects, writing whole or not at all.
 
 A pipe would block and a device might never end, so only regular files are opened. Values are read
 by converters whose errors say what was expected.
@@ -9,9 +9,10 @@ import json
 import os
 import reprlib
 import stat
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, BinaryIO, TypeVar
 
 from clover_local.errors import ConfigError
 
@@ -41,6 +42,42 @@ def require_file(path: Path) -> None:
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
     if not stat.S_ISREG(mode):
         raise OSError(errno.EINVAL, "no regular file", str(path))
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[BinaryIO]:
+    """A new file beside `path` that takes its place, safe on disk, when all has gone well.
+
+    Raises:
+        OSError: the file cannot be written; nothing of it is left.
+    """
+    temporary = path.with_name(f".{path.name}.partial")
+    try:
+        with temporary.open("wb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+        sync_folder(path.parent)
+    except BaseException:
+        with suppress(OSError):
+            temporary.unlink()
+        raise
+
+
+def sync_folder(folder: Path) -> None:
+    """Makes new names in `folder` safe themselves; only where folders can be opened."""
+    if os.name == "posix":
+        descriptor = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+def json_bytes(values: Mapping[str, object]) -> bytes:
+    """A JSON object as the text of a file, indented, keys in the order given."""
+    return (json.dumps(values, indent=2, ensure_ascii=False) + "\n").encode()
 
 
 class Reader:
@@ -134,6 +171,12 @@ def as_object(value: Any) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise TypeError("an object")
     return value
+
+
+def as_objects(value: Any) -> list[dict[str, Any]]:
+    if not isinstance(value, list):
+        raise TypeError("a list of objects")
+    return [as_object(item) for item in value]
 
 
 def as_token_ids(value: Any) -> tuple[int, ...]:

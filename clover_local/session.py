@@ -178,7 +178,23 @@ def load(
         CheckpointError: the weights cannot be read.
     """
     placement = plan_memory(opened, context=context, device=device, dtype=dtype, memory=memory)
+    return load_placed(opened, settings, placement, on_progress=on_progress, on_note=on_note)
 
+
+def load_placed(
+    opened: OpenModel,
+    settings: Settings,
+    placement: Placement,
+    *,
+    on_progress: Callable[[int, int], None] = lambda done, total: None,
+    on_note: Callable[[str], None] = lambda line: None,
+) -> Session:
+    """As `load`, where the memory is planned already.
+
+    Raises:
+        SettingsError: kernels that do not exist; no room after all.
+        CheckpointError: the weights cannot be read.
+    """
     import torch
 
     from clover_local.generate import Generator

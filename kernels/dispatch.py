@@ -58,7 +58,6 @@ __all__ = [
     "MixerWeights",
     "ProjectedRows",
     "Routing",
-    "Started",
     "add_rms_norm",
     "attend_commit",
     "attend_preview",

@@ -75,6 +75,11 @@ class PackedWeight:
             minimum=None if self.minimum is None else self.minimum.to(device),
         )
 
+    def rows(self, chosen: slice | Tensor) -> "PackedWeight":
+        """Some rows: views where a slice chooses them."""
+        minimum = None if self.minimum is None else self.minimum[chosen]
+        return replace(self, data=self.data[chosen], scale=self.scale[chosen], minimum=minimum)
+
     def aligned(self) -> "PackedWeight":
         """The same weight with parts that start at multiples of 16 bytes: copies where they do not.
 

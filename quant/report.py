@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from clover_local.files import Reader, as_integer, as_number, as_object, as_text
+from clover_local.files import Reader, as_integer, as_number, as_object, as_objects, as_text
 from clover_local.quant.pipeline.manifest import MADE_FROM, Manifest
 from clover_local.quant.profiles import AS_SOURCE
 
@@ -190,11 +190,11 @@ def parse_layer(values: Mapping[str, Any], source: str) -> LayerReport:
     reader = Reader(source, values)
     return LayerReport(
         layer=reader.get("layer", as_integer),
-        tensors=tuple(parse_tensor(item, source) for item in reader.get("tensors", _as_objects)),
-        experts=tuple(_parse_expert(item, source) for item in reader.get("experts", _as_objects)),
+        tensors=tuple(parse_tensor(item, source) for item in reader.get("tensors", as_objects)),
+        experts=tuple(_parse_expert(item, source) for item in reader.get("experts", as_objects)),
         tokens=reader.get("tokens", _as_integers),
         few_tokens=reader.get("few_tokens", _as_integers),
-        damped=tuple(_parse_damped(item, source) for item in reader.get("damped", _as_objects)),
+        damped=tuple(_parse_damped(item, source) for item in reader.get("damped", as_objects)),
         dead_inputs=reader.get("dead_inputs", as_integer),
     )
 
@@ -236,12 +236,6 @@ def _parse_damped(values: Mapping[str, Any], source: str) -> DampedExpert:
         expert=reader.get("expert", as_integer),
         damp=reader.get("damp", as_number),
     )
-
-
-def _as_objects(value: Any) -> list[dict[str, Any]]:
-    if not isinstance(value, list):
-        raise TypeError("a list of objects")
-    return [as_object(item) for item in value]
 
 
 def _as_integers(value: Any) -> tuple[int, ...]:

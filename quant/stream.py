@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from clover_local.cache import SequenceState
-from clover_local.checkpoint.parameters import PARAMETERS
+from clover_local.checkpoint.parameters import kind_of
 from clover_local.config import ModelConfig
 from clover_local.experts.protocol import ExpertResults, Experts, Uncached
 from clover_local.kernels import dispatch
@@ -117,8 +117,7 @@ def build_layer(
         weight = parameters[name].to(device)
         if not isinstance(weight, Tensor):
             return weight
-        kind = PARAMETERS[name.replace(f"layers.{layer}.", "layers.{layer}.", 1)]
-        return weight.to(torch.float32 if kind.float32 else dtype)
+        return weight.to(torch.float32 if kind_of(name).float32 else dtype)
 
     diffusion = any(name.endswith("conv_right_weight") for name in parameters)
     return clover.build_layer(config, take, layer=layer, experts=experts, diffusion=diffusion)
@@ -135,7 +134,7 @@ def build_head(
 
     def take(name: str) -> Weight:
         weight = outer[name].to(device)
-        if not isinstance(weight, Tensor) or PARAMETERS[name].float32:
+        if not isinstance(weight, Tensor) or kind_of(name).float32:
             return weight
         return weight.to(dtype)
 

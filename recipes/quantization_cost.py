@@ -19,7 +19,7 @@ from clover_local.bench.models import real_layers
 from clover_local.config import ModelConfig
 from clover_local.errors import CloverError
 from clover_local.kernels import dispatch
-from clover_local.memory.sizes import parse_size
+from clover_local.memory.sizes import parse_bytes
 from clover_local.quant.drift import corrected
 from clover_local.quant.gptq import gptq_quantize
 from clover_local.quant.grouped import ROWS_TOGETHER
@@ -138,7 +138,7 @@ def main() -> int:
     try:
         choices = Choices(profile=arguments.profile, calibration_tokens=arguments.tokens)
         recipe, _ = resolve(choices, config, device="cpu")
-        limit = parse_size(arguments.memory, "--memory")
+        limit = parse_bytes(arguments.memory, "--memory")
         plan = plan_waves(config, recipe, limit=limit, rows=SEQUENCE_ROWS)
     except CloverError as error:
         print(f"error: {error}", file=sys.stderr)

@@ -11,13 +11,15 @@ from typing import Any
 import pytest
 import torch
 
-from clover_local.decoding.events import PassDone
+from clover_local.chat import Conversation, Piece
+from clover_local.decoding.events import BlockCommitted, PassDone
 from clover_local.decoding.settings import resolve
 from clover_local.errors import CheckpointError, ResourceError
 from clover_local.experts.offloaded import OffloadedExperts
 from clover_local.placement import MemoryOptions
 from clover_local.residency.names import POLICY_NAMES
 from clover_local.session import Session, load, open_model
+from tests.experts.conftest import Disk
 
 PROMPT = [(13 * i + i * i) % 500 for i in range(90)]
 
@@ -99,6 +101,43 @@ def test_text_is_the_same_for_every_policy(
 ) -> None:
     memory = MemoryOptions(expert_slots=13, policy=policy)
     assert answer(session_of(golden_folder, memory=memory)) == expected["golden", "denoise"]
+
+
+@pytest.mark.parametrize(
+    ("slots", "policy"),
+    [(8, "lfru"), *((45, name) for name in POLICY_NAMES if name != "static"), (127, "lru")],
+)
+def test_the_demo_model_answers_as_with_resident_experts(
+    slots: int, policy: str, demo_answer: tuple[int, ...]
+) -> None:
+    session = session_of(Path("demo"), memory=MemoryOptions(expert_slots=slots, policy=policy))
+    assert answer(session) == demo_answer
+
+
+@pytest.fixture(scope="module")
+def demo_answer() -> tuple[int, ...]:
+    return answer(session_of(Path("demo"), memory=MemoryOptions()))
+
+
+def test_a_disk_error_ends_an_answer_and_keeps_what_was_written(golden_folder: Path) -> None:
+    session = session_of(golden_folder, memory=MemoryOptions(expert_slots=9))
+    disk = Disk(session.opened.checkpoint)
+    disk.error = CheckpointError("model.safetensors cannot be read (Input/output error): check it")
+    offloaded_of(session)._store._reader = disk
+    chat = Conversation(session.opened.tokenizer, session.generator)
+    written = ""
+    with pytest.raises(CheckpointError, match="Input/output error"):
+        for event in chat.ask("hello"):
+            if isinstance(event, Piece):
+                written += event.text
+            elif isinstance(event, BlockCommitted):
+                disk.fails_at = len(disk.reads)
+    assert written
+    assert [message["role"] for message in chat.messages] == ["user", "assistant"]
+    assert chat.messages[1]["content"] == written
+    list(chat.ask("again"))  # the disk reads again
+    assert session.generator.result is not None
+    assert len(session.generator.result.token_ids) == 40
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")

@@ -99,14 +99,9 @@ def load_parameters(
             parameters[name] = weight.to(device=where, dtype=wanted)
         done += sum(part.tensor.nbytes for part in parts)
         on_progress(done, total)
-    layers = tuple(
-        ExpertWeights(
-            experts.take(GATE_UP.format(layer=layer)), experts.take(DOWN.format(layer=layer))
-        )
-        for layer in range(config.num_hidden_layers if routed_experts else 0)
-    )
     parameters.setdefault(HEAD, parameters[EMBEDDING])
-    return LoadedParameters(parameters, layers)
+    layers = range(config.num_hidden_layers if routed_experts else 0)
+    return LoadedParameters(parameters, tuple(experts.take(layer) for layer in layers))
 
 
 class _Experts:
@@ -134,7 +129,12 @@ class _Experts:
         """Takes over all experts' parts of the parameter `name`."""
         self._stacked[name] = weight.to(device=self._device, dtype=self._dtype)
 
-    def take(self, name: str) -> Tensor | Sequence[Weight]:
+    def take(self, layer: int) -> ExpertWeights:
+        """All experts of a layer."""
+        gate_up, down = GATE_UP.format(layer=layer), DOWN.format(layer=layer)
+        return ExpertWeights(self._take(gate_up), self._take(down))
+
+    def _take(self, name: str) -> Tensor | Sequence[Weight]:
         """All experts' parts of the parameter `name`."""
         if name not in self._packed:
             return self._stacked.pop(name)

@@ -112,15 +112,15 @@ def match_packed(
     bits = _bits(words, rows, columns)
     groups = scale.shape[-1] if scale.shape else 0
     if scale.dtype not in FLOAT_DTYPES or scale.shape != (rows, groups) or not groups:
-        raise Misfit(f"{_described(scale)}, expected floats [{rows}, groups]")
+        raise Misfit(f"{described(scale)}, expected floats [{rows}, groups]")
     if columns % groups:
-        raise Misfit(f"{_described(scale)}: {columns} columns are not {groups} equal groups")
+        raise Misfit(f"{described(scale)}: {columns} columns are not {groups} equal groups")
     if shape_info.dtype not in ("I64", "I32") or shape_info.shape != (2,):
-        raise Misfit(f"{_described(shape_info)}, expected I64 [2]")
+        raise Misfit(f"{described(shape_info)}, expected I64 [2]")
     if zero_point is not None:
-        _require(zero_point, "I32", (ceil(rows * bits / WORD_BITS), groups))
+        require(zero_point, "I32", (ceil(rows * bits / WORD_BITS), groups))
     if minimum is not None:
-        _require(minimum, "F32", (rows, groups))
+        require(minimum, "F32", (rows, groups))
     symmetric = zero_point is None and minimum is None
     layout = PackedFormat(bits, columns // groups, symmetric, scale.dtype)
     return PackedInfo(words, scale, shape_info, zero_point, minimum, layout)
@@ -134,14 +134,16 @@ def _bits(words: TensorInfo, rows: int, columns: int) -> int:
     }
     if words.dtype != "I32" or words.shape not in shapes:
         expected = " or ".join(f"I32 {list(shape)} ({bits} bits)" for shape, bits in shapes.items())
-        raise Misfit(f"{_described(words)}, expected {expected or 'no packed matrix'}")
+        raise Misfit(f"{described(words)}, expected {expected or 'no packed matrix'}")
     return shapes[words.shape]
 
 
-def _require(tensor: TensorInfo, dtype: str, shape: tuple[int, ...]) -> None:
+def require(tensor: TensorInfo, dtype: str, shape: tuple[int, ...]) -> None:
+    """Raises Misfit where a tensor has another dtype or shape."""
     if (tensor.dtype, tensor.shape) != (dtype, shape):
-        raise Misfit(f"{_described(tensor)}, expected {dtype} {list(shape)}")
+        raise Misfit(f"{described(tensor)}, expected {dtype} {list(shape)}")
 
 
-def _described(tensor: TensorInfo) -> str:
+def described(tensor: TensorInfo) -> str:
+    """Name, dtype and shape, for a complaint."""
     return f"{tensor.name} is {tensor.dtype} {list(tensor.shape)}"

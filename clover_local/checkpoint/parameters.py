@@ -4,6 +4,7 @@
 """
 
 import math
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
@@ -166,6 +167,14 @@ PARAMETERS: dict[str, Parameter] = {
     ),
     "layers.{layer}.mlp.shared_expert_gate.weight": Parameter(lambda c: (1, c.hidden_size), _EVERY),
 }
+
+
+_LAYER = re.compile(r"^layers\.\d+\.")
+
+
+def kind_of(name: str) -> Parameter:
+    """What `PARAMETERS` says of a parameter, by its name without prefix and of any layer."""
+    return PARAMETERS[_LAYER.sub("layers.{layer}.", name)]
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ from collections.abc import Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import Protocol, TypeVar
 
 from clover_local.checkpoint.encoded import Encoded
 from clover_local.checkpoint.packed import (
@@ -44,6 +45,16 @@ class Placement:
     target: Target
 
 
+class Placed(Protocol):
+    """Anything that goes to a place."""
+
+    @property
+    def target(self) -> Target: ...
+
+
+P = TypeVar("P", bound=Placed)
+
+
 @dataclass(frozen=True)
 class Checkpoint:
     """The weight files of a model, matched with its config.
@@ -73,14 +84,12 @@ class Checkpoint:
     @cached_property
     def parts(self) -> Mapping[tuple[str, int | None], tuple[Placement, ...]]:
         """What a parameter (or one expert's part of it) is made of, by its first rows."""
-        found: dict[tuple[str, int | None], list[Placement]] = {}
-        for placement in self.placements:
-            target = placement.target
-            found.setdefault((target.name, target.expert), []).append(placement)
-        return {
-            key: tuple(sorted(parts, key=lambda part: part.target.first_row))
-            for key, parts in found.items()
-        }
+        return by_parameter(self.placements)
+
+    @cached_property
+    def nbytes(self) -> int:
+        """Bytes of all that is placed."""
+        return sum(placement.tensor.nbytes for placement in self.placements)
 
 
 def open_checkpoint(folder: Path, config: ModelConfig) -> Checkpoint:
@@ -103,7 +112,8 @@ def open_checkpoint(folder: Path, config: ModelConfig) -> Checkpoint:
         del wanted[HEAD]
     packed, misfits = _match_packed(wanted, tensors)
     placements = tuple(_placements(shards, wanted, packed))
-    used = {name + part for name in packed.keys() | misfits.keys() for part in PARTS}
+    matched = packed.keys() | misfits.keys()
+    used = {name + part for name in matched for part in PARTS}
     return Checkpoint(
         folder=folder,
         prefix=prefix,
@@ -112,17 +122,32 @@ def open_checkpoint(folder: Path, config: ModelConfig) -> Checkpoint:
         placements=placements,
         has_diffusion=has_diffusion,
         notes=notes_on(foreign, has_diffusion=has_diffusion),
-        problems=_problems(
-            missing=[
-                name
-                for name in wanted
-                if name not in tensors and name not in packed and name not in misfits
-            ],
-            surplus=sorted(tensors.keys() - wanted.keys() - used - set(foreign)),
-            misshapen=[*_misshapen(placements), *misfits.values()],
-            unlike=_unlike_neighbours(placements),
+        problems=complaints(
+            ("missing", [name for name in wanted if name not in tensors and name not in matched]),
+            ("surplus", sorted(tensors.keys() - wanted.keys() - used - set(foreign))),
+            ("misshapen", [*_misshapen(placements), *misfits.values()]),
+            (
+                "packed in another way than the other half of the expert's gate and up",
+                _unlike_neighbours(placements),
+            ),
         ),
     )
+
+
+def by_parameter(placed: Iterable[P]) -> dict[tuple[str, int | None], tuple[P, ...]]:
+    """What a parameter (or one expert's part of it) is made of, by its first rows."""
+    found: dict[tuple[str, int | None], list[P]] = {}
+    for part in placed:
+        found.setdefault((part.target.name, part.target.expert), []).append(part)
+    return {
+        key: tuple(sorted(parts, key=lambda part: part.target.first_row))
+        for key, parts in found.items()
+    }
+
+
+def complaints(*kinds: tuple[str, list[str]]) -> tuple[str, ...]:
+    """How many names there are of each kind that has any, and the first of them."""
+    return tuple(f"{len(names)} {what} ({abbreviated(names)})" for what, names in kinds if names)
 
 
 def foreign_names(names: Iterable[str]) -> list[str]:
@@ -234,18 +259,3 @@ def _unlike_neighbours(placements: Iterable[Placement]) -> list[str]:
             if formats.setdefault((target.name, target.expert), layout) != layout:
                 unlike.append(tensor.name)
     return unlike
-
-
-def _problems(
-    *, missing: list[str], surplus: list[str], misshapen: list[str], unlike: list[str]
-) -> tuple[str, ...]:
-    return tuple(
-        f"{len(names)} {what} ({abbreviated(names)})"
-        for what, names in (
-            ("missing", missing),
-            ("surplus", surplus),
-            ("misshapen", misshapen),
-            ("packed in another way than the other half of the expert's gate and up", unlike),
-        )
-        if names
-    )

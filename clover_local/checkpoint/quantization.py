@@ -7,7 +7,7 @@ each kind that is packed alike in all layers: 92,160 names would fill megabytes.
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from clover_local.checkpoint.packed import PackedFormat, PackedInfo
 from clover_local.checkpoint.placements import QUANT_FORMAT, QUANT_METHOD, Checkpoint, Placement
@@ -63,9 +63,7 @@ def _scheme(placement: Placement) -> _Scheme | None:
     tensor = placement.tensor
     if not isinstance(tensor, PackedInfo):
         return None
-    layout = PackedFormat(
-        tensor.format.bits, tensor.format.group_size, tensor.format.symmetric, scale_dtype=""
-    )
+    layout = replace(tensor.format, scale_dtype="")
     return _Scheme(layout, experts=placement.target.expert is not None)
 
 

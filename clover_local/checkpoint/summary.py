@@ -23,7 +23,7 @@ from clover_local.checkpoint.shards import (
     TensorInfo,
 )
 from clover_local.errors import ConfigError
-from clover_local.files import Reader, as_flag, as_object, as_size, as_text, read_json_object
+from clover_local.files import Reader, as_flag, as_objects, as_size, as_text, read_json_object
 
 SUMMARY_NAME = "clover-summary.json"
 _MINIMUM_BYTES = 4
@@ -158,7 +158,7 @@ def read_summary(folder: Path) -> Summary | None:
         )
 
     def objects(key: str) -> list[Reader]:
-        return [Reader(f"{path}: {key}", values) for values in top.get(key, _as_objects)]
+        return [Reader(f"{path}: {key}", values) for values in top.get(key, as_objects)]
 
     groups = {
         part: tuple(
@@ -262,13 +262,7 @@ def _as_count(value: Any) -> int:
     return value
 
 
-def _as_objects(value: Any) -> list[dict[str, Any]]:
-    if not isinstance(value, list):
-        raise TypeError("a list of objects")
-    return [as_object(item) for item in value]
-
-
 def _as_lists(value: Any) -> list[list[dict[str, Any]]]:
     if not isinstance(value, list):
         raise TypeError("a list of lists of objects")
-    return [_as_objects(item) for item in value]
+    return [as_objects(item) for item in value]

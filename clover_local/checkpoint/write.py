@@ -12,7 +12,6 @@ bytes come in the order given, so that one expert is one run of bytes that one r
 
 import errno
 import json
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -32,6 +31,7 @@ from clover_local.checkpoint.shards import (
 )
 from clover_local.checkpoint.zero_points import zero_points_of
 from clover_local.errors import CheckpointError
+from clover_local.files import json_bytes, replacing
 from clover_local.kernels.packed import PackedWeight, Weight, same_format
 
 ALIGNMENT = 256
@@ -143,7 +143,7 @@ def write_json(path: Path, values: Mapping[str, object]) -> None:
     Raises:
         CheckpointError: the file cannot be written; nothing of it is left.
     """
-    write_file(path, (json.dumps(values, indent=2, ensure_ascii=False) + "\n").encode())
+    write_file(path, json_bytes(values))
 
 
 def write_file(path: Path, data: bytes) -> None:
@@ -181,35 +181,26 @@ def _header(tensors: Sequence[NamedTensor], metadata: Mapping[str, str]) -> byte
 
 @contextmanager
 def _replacing(path: Path, nbytes: int) -> Iterator[BinaryIO]:
-    """A new file beside `path` that takes its place, safe on disk, when all has gone well."""
-    temporary = path.with_name(f".{path.name}.partial")
+    """As `files.replacing`, for a file of so many bytes."""
     try:
-        with temporary.open("wb") as file:
+        with replacing(path) as file:
             yield file
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-        _sync_folder(path.parent)
     except OSError as error:
-        temporary.unlink(missing_ok=True)
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise CheckpointError(
-                f"{path.parent} has no room for the {nbytes} bytes of {path.name}: "
-                "free some disk space, then run the same command again"
-            ) from None
-        raise CheckpointError(
-            f"{path} cannot be written ({error.strerror}): check the folder and its permissions"
-        ) from None
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
+        raise unwritable(path, nbytes, error) from None
 
 
-def _sync_folder(folder: Path) -> None:
-    """Makes the new name itself safe; only where folders can be opened."""
-    if os.name == "posix":
-        descriptor = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
+def unwritable(path: Path, nbytes: int, error: OSError) -> CheckpointError:
+    """The error for a file of so many bytes that could not be written."""
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return no_room(path, nbytes)
+    return CheckpointError(
+        f"{path} cannot be written ({error.strerror}): check the folder and its permissions"
+    )
+
+
+def no_room(path: Path, nbytes: int) -> CheckpointError:
+    """The error for a file of so many bytes on a disk that is too full."""
+    return CheckpointError(
+        f"{path.parent} has no room for the {nbytes} bytes of {path.name}: "
+        "free some disk space, then run the same command again"
+    )

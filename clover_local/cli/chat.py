@@ -28,6 +28,7 @@ INTRODUCTION = (
 
 
 @o.takes_settings
+@o.takes_memory
 def chat(
     call: typer.Context,
     model: o.OptionalModelArg = None,
@@ -37,12 +38,6 @@ def chat(
     context: o.ContextOpt = None,
     device: o.DeviceOpt = None,
     dtype: o.DtypeOpt = None,
-    gpu_memory: o.GpuMemoryOpt = None,
-    expert_slots: o.ExpertSlotsOpt = None,
-    pin_limit: o.PinLimitOpt = None,
-    policy: o.PolicyOpt = None,
-    expert_profile: o.ExpertProfileOpt = None,
-    cpu_experts: o.CpuExpertsOpt = None,
     strict: o.StrictOpt = False,
     quiet: o.QuietOpt = False,
 ) -> None:

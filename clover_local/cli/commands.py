@@ -8,7 +8,7 @@ from clover_local.cli.live import WATCH
 from clover_local.cli.status import offload_rows, size, stats_rows
 from clover_local.cli.talk import ChatState, Command, choice
 from clover_local.decoding.keys import KEYS, MODES
-from clover_local.decoding.settings import DEFAULT
+from clover_local.decoding.settings import DEFAULT, known_key
 from clover_local.errors import SettingsError
 
 THINK = {"on": True, "off": False, "auto": None}
@@ -61,7 +61,7 @@ def _set(chat: ChatState, argument: str) -> None:
         )
     chat.resolved = chat.resolved.with_value(key, value)
     chat.conversation.generator.settings = chat.resolved.settings
-    name = key.removeprefix("--").replace("-", "_")
+    name = known_key(key)
     console.text(f"{name} = {shown(getattr(chat.resolved.settings, name))}")
     if name == "temperature" and chat.resolved.settings.temperature > 0:
         console.note(f"seed {chat.resolved.settings.seed}")

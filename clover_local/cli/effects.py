@@ -24,10 +24,8 @@ OF_BLOCKS = "in_block_repetition no_repeat_ngram eos_order"
 
 def without_effect(given: Collection[str], settings: Settings) -> list[tuple[str, str]]:
     """The settings among `given` that do nothing, each with the reason."""
-    knobs, rule = (
-        " ".join(sorted(key for key in KEYS if key.startswith("sampler_"))),
-        settings.sampler,
-    )
+    rule = settings.sampler
+    knobs = " ".join(sorted(key for key in KEYS if key.startswith("sampler_")))
     idle = " ".join(sorted({*RULE_KNOBS.split()} - {*KNOBS_OF[rule].split()}))
     running = settings.running_modes
     in_mode = f"in mode {settings.mode}"

@@ -41,6 +41,7 @@ StatsOpt = Annotated[bool, typer.Option("--stats", help="Show speed and memory o
 
 
 @o.takes_settings
+@o.takes_memory
 def generate(
     call: typer.Context,
     model: o.ModelArg,
@@ -53,12 +54,6 @@ def generate(
     context: o.ContextOpt = None,
     device: o.DeviceOpt = None,
     dtype: o.DtypeOpt = None,
-    gpu_memory: o.GpuMemoryOpt = None,
-    expert_slots: o.ExpertSlotsOpt = None,
-    pin_limit: o.PinLimitOpt = None,
-    policy: o.PolicyOpt = None,
-    expert_profile: o.ExpertProfileOpt = None,
-    cpu_experts: o.CpuExpertsOpt = None,
     trace: TraceOpt = None,
     stats: StatsOpt = False,
     heat: HeatOpt = False,

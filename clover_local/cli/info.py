@@ -2,9 +2,11 @@
 
 import os
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from clover_local.checkpoint.parameters import ParameterCount, count_parameters
 from clover_local.checkpoint.placements import open_checkpoint, require_readable
@@ -27,6 +29,9 @@ from clover_local.decoding.keys import SINGLE_MODES
 from clover_local.errors import CheckpointError, CloverError
 from clover_local.files import read_json_object
 from clover_local.hub import DESCRIPTION_FILES, locate
+
+if TYPE_CHECKING:
+    from clover_local.tokenizer import Tokenizer
 
 # Which builds run a file, by its architecture.
 _LLAMA_CPP = {
@@ -125,7 +130,7 @@ def describe(model: str) -> ModelFacts:
     architectures = read_json_object(folder / "config.json").get("architectures")
     weight_files = sum(1 for _ in folder.glob("*.safetensors"))
     has_tokenizer = os.path.lexists(folder / "tokenizer.json")
-    weights = tokens = summary = None
+    weights = summary = None
     problems = []
     try:
         summary = read_summary(folder)
@@ -139,14 +144,9 @@ def describe(model: str) -> ModelFacts:
             weights = _weight_facts(summary)
     except CloverError as error:
         problems.append(str(error))
-    try:
-        if has_tokenizer:
-            tokenizer = Tokenizer.load(folder)
-            tokens = TokenizerFacts(tokenizer.size, tokenizer.has_template, tokenizer.can_think)
-            tokenizer.require_fit(config.vocab_size)
-            tokenizer.check_templates()
-    except CloverError as error:
-        problems.append(str(error))
+    tokens = None
+    if has_tokenizer:
+        tokens = _tokenizer_facts(partial(Tokenizer.load, folder), config, problems)
     return ModelFacts(
         model=model,
         folder=str(folder),
@@ -158,7 +158,11 @@ def describe(model: str) -> ModelFacts:
         response_controls=_controls(generation),
         weight_files=weight_files,
         weights=weights,
-        quantization=_quantization_facts(summary),
+        quantization=(
+            None
+            if summary is None or all(group.group_size is None for group in summary.groups)
+            else _quantization_facts(summary)
+        ),
         has_tokenizer=has_tokenizer,
         tokenizer=tokens,
         problems=tuple(problems),
@@ -171,20 +175,13 @@ def _describe_gguf(model: str, path: Path) -> ModelFacts:
     files, diffusion = opened.read_files(path)
     config, generation, checkpoint = opened.match(files, diffusion)
     summary = summarize(checkpoint)
-    tokens = None
     problems = []
     try:
         checkpoint.require_fit()
         opened.require_own_sidecar(files, diffusion, config, checkpoint)
     except CloverError as error:
         problems.append(str(error))
-    try:
-        tokenizer = opened.read_tokenizer(files)
-        tokens = TokenizerFacts(tokenizer.size, tokenizer.has_template, tokenizer.can_think)
-        tokenizer.require_fit(config.vocab_size)
-        tokenizer.check_templates()
-    except CloverError as error:
-        problems.append(str(error))
+    tokens = _tokenizer_facts(partial(opened.read_tokenizer, files), config, problems)
     architecture = str(files.metadata["general.architecture"])
     return ModelFacts(
         model=model,
@@ -195,9 +192,7 @@ def _describe_gguf(model: str, path: Path) -> ModelFacts:
         response_controls=_controls(generation),
         weight_files=len(files.files),
         weights=_weight_facts(summary, checkpoint.notes),
-        quantization=QuantizationFacts(
-            round(summary.bits_per_weight, 4), round(bits_per_weight(summary.experts), 4), summary
-        ),
+        quantization=_quantization_facts(summary),
         has_tokenizer=True,
         tokenizer=tokens,
         problems=tuple(problems),
@@ -222,9 +217,22 @@ def _weight_facts(summary: Summary, notes: tuple[str, ...] = ()) -> WeightFacts:
     )
 
 
-def _quantization_facts(summary: Summary | None) -> QuantizationFacts | None:
-    if summary is None or all(group.group_size is None for group in summary.groups):
-        return None
+def _tokenizer_facts(
+    load: Callable[[], "Tokenizer"], config: ModelConfig, problems: list[str]
+) -> TokenizerFacts | None:
+    """What `load` gives; what is wrong with it is added to `problems`."""
+    facts = None
+    try:
+        tokenizer = load()
+        facts = TokenizerFacts(tokenizer.size, tokenizer.has_template, tokenizer.can_think)
+        tokenizer.require_fit(config.vocab_size)
+        tokenizer.check_templates()
+    except CloverError as error:
+        problems.append(str(error))
+    return facts
+
+
+def _quantization_facts(summary: Summary) -> QuantizationFacts:
     return QuantizationFacts(
         round(summary.bits_per_weight, 4), round(bits_per_weight(summary.experts), 4), summary
     )

@@ -2,7 +2,7 @@
 
 import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, TypeAlias, get_type_hints
 
@@ -32,6 +32,9 @@ OptionalModelArg: TypeAlias = Annotated[
         help="Folder or hub id of a checkpoint, or a .gguf file; without it the bundled `demo`.",
         show_default=False,
     ),
+]
+TraceArg: TypeAlias = Annotated[
+    Path, typer.Argument(metavar="TRACE", help="A file that --trace wrote.", show_default=False)
 ]
 JsonOpt: TypeAlias = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 QuietOpt: TypeAlias = Annotated[
@@ -89,6 +92,16 @@ CpuExpertsOpt: TypeAlias = Annotated[
     typer.Option(metavar="off", help="Compute missing experts on the CPU: not there yet."),
 ]
 
+MEMORY: Mapping[str, Any] = {
+    "gpu_memory": GpuMemoryOpt,
+    "expert_slots": ExpertSlotsOpt,
+    "pin_limit": PinLimitOpt,
+    "policy": PolicyOpt,
+    "expert_profile": ExpertProfileOpt,
+    "cpu_experts": CpuExpertsOpt,
+}
+"""The flags of `takes_memory`."""
+
 
 def memory_options(call: typer.Context) -> MemoryOptions:
     """The memory flags of a call.
@@ -133,21 +146,31 @@ def require_plot(path: Path) -> None:
         raise CloverError("--plot needs matplotlib: pip install 'clover-local[plot]'") from None
 
 
+def takes_memory(command: Callable[..., None]) -> Callable[..., None]:
+    """The command with the flags of `MEMORY`, which it reads by `memory_options`."""
+    return _with_flags(command, MEMORY)
+
+
 def takes_settings(command: Callable[..., None]) -> Callable[..., None]:
     """The command with a flag for each of `KEYS`, which it reads by `given_settings`."""
+    return _with_flags(command, {name: _flag(name, key) for name, key in KEYS.items()})
+
+
+def _with_flags(
+    command: Callable[..., None], annotations: Mapping[str, Any]
+) -> Callable[..., None]:
+    """The command with further flags, None where not given, that only `call.params` has."""
     own = inspect.signature(command)
     hints = get_type_hints(command, include_extras=True)
     parameters = [each.replace(annotation=hints[name]) for name, each in own.parameters.items()]
     flags = [
-        inspect.Parameter(
-            name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=_flag(name, key)
-        )
-        for name, key in KEYS.items()
+        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
+        for name, annotation in annotations.items()
     ]
 
     @functools.wraps(command)
     def run(**values: Any) -> None:
-        command(**{name: value for name, value in values.items() if name not in KEYS})
+        command(**{name: value for name, value in values.items() if name not in annotations})
 
     merged = own.replace(parameters=[*parameters, *flags])
     vars(run)["__signature__"] = merged

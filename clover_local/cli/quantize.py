@@ -16,7 +16,7 @@ from clover_local.cli import console, effects
 from clover_local.cli.interrupt import INTERRUPTED, single_interrupt
 from clover_local.cli.options import DeviceOpt, JsonOpt, ModelArg, QuietOpt
 from clover_local.cli.status import size
-from clover_local.memory.sizes import parse_size
+from clover_local.memory.sizes import parse_bytes
 from clover_local.quant.profiles import Choices
 
 if TYPE_CHECKING:
@@ -96,7 +96,7 @@ def quantize(
     from clover_local.session import check_device
 
     started = time.monotonic()
-    limit = parse_size(memory, "--memory")
+    limit = parse_bytes(memory, "--memory")
     place = check_device(device)
     choices = Choices(
         profile=profile,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -16,10 +15,6 @@ if TYPE_CHECKING:
     from clover_local.traces.read import Header, Step
     from clover_local.traces.replay import Difference, Replay
 
-TraceArg = Annotated[
-    Path,
-    typer.Argument(metavar="TRACE", help="A file that --trace wrote.", show_default=False),
-]
 ModelOpt = Annotated[
     str | None,
     typer.Option(metavar="MODEL", help="Run it on this model; default: the one it was made with."),
@@ -29,18 +24,13 @@ StrictOpt = Annotated[
 ]
 
 
+@o.takes_memory
 def replay(
     call: typer.Context,
-    trace: TraceArg,
+    trace: o.TraceArg,
     model: ModelOpt = None,
     device: o.DeviceOpt = None,
     dtype: o.DtypeOpt = None,
-    gpu_memory: o.GpuMemoryOpt = None,
-    expert_slots: o.ExpertSlotsOpt = None,
-    pin_limit: o.PinLimitOpt = None,
-    policy: o.PolicyOpt = None,
-    expert_profile: o.ExpertProfileOpt = None,
-    cpu_experts: o.CpuExpertsOpt = None,
     as_json: o.JsonOpt = False,
     strict: StrictOpt = False,
     quiet: o.QuietOpt = False,
@@ -51,6 +41,11 @@ def replay(
 
     memory = o.memory_options(call)
     runs = read_runs(trace)
+    if any(run.header.settings.get("mode") == "auto" for run in runs):
+        raise TraceError(
+            f"{trace} is of the mode auto, whose choices follow the clock and are others every "
+            "time: record it with --mode denoise, draft or ar"
+        )
     header = runs[0].header
     name = model or header.model
     if not name:

@@ -8,12 +8,9 @@ from typing import Annotated
 import typer
 
 from clover_local.cli import console
-from clover_local.cli.options import QuietOpt
+from clover_local.cli.options import QuietOpt, TraceArg
 from clover_local.errors import CloverError
 
-TraceArg = Annotated[
-    Path, typer.Argument(metavar="TRACE", help="A file that --trace wrote.", show_default=False)
-]
 OutArg = Annotated[
     Path, typer.Argument(metavar="OUT.html", help="The file to write.", show_default=False)
 ]

@@ -18,6 +18,7 @@ from clover_local.chat import Conversation
 from clover_local.cli import console, start
 from clover_local.cli.prompts import messages as ask
 from clover_local.cli.talk import ChatState
+from clover_local.cli.turns import paths
 from clover_local.decoding.settings import (
     DEFAULT,
     FROM_CONFIG,
@@ -150,8 +151,6 @@ def switch(chat: ChatState, name: str) -> None:
 
 def models(typed: str) -> list[str]:
     """Names of models that begin with `typed`, for completion."""
-    from clover_local.cli.turns import paths
-
     found = [path for path in paths(typed) if path.endswith(("/", ".gguf"))]
     return [name for name in (DEMO, *found) if name.startswith(typed)]
 

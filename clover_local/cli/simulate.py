@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from clover_local.cli import console
-from clover_local.cli.options import JsonOpt, QuietOpt, require_plot
+from clover_local.cli.options import JsonOpt, QuietOpt, TraceArg, require_plot
 from clover_local.errors import SettingsError
 from clover_local.memory.sizes import parse_rate, parse_size, shown
 from clover_local.residency.names import POLICY_NAMES
@@ -19,10 +19,6 @@ if TYPE_CHECKING:
     from clover_local.residency.simulate import Phase, Replay
     from clover_local.residency.trace import RoutingTrace
 
-TraceArg = Annotated[
-    Path,
-    typer.Argument(metavar="TRACE", help="A file that --trace wrote.", show_default=False),
-]
 SizesOpt = Annotated[
     str, typer.Option(metavar="25%,50%,...", help="Cache sizes: % of all experts, or slots.")
 ]

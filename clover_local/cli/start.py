@@ -76,13 +76,10 @@ def load(
     notes: list[str] = []
     loading = True  # a note would tear the progress bar apart
     with console.progress(f"loading {opened.name}") as on_progress:
-        loaded = session.load(
+        loaded = session.load_placed(
             opened,
             settings,
-            context=context,
-            device=device,
-            dtype=dtype,
-            memory=memory,
+            placement,
             on_progress=on_progress,
             on_note=lambda line: notes.append(line) if loading else console.note(line),
         )

@@ -22,6 +22,7 @@ from clover_local.cli import console
 from clover_local.cli.options import JsonOpt, ModelArg
 from clover_local.config import read_generation_config, read_model_config
 from clover_local.errors import CheckpointError, CloverError
+from clover_local.files import replacing
 from clover_local.hub import MODEL_FILES, locate
 
 SUMS_NAME = "SHA256SUMS"
@@ -130,13 +131,10 @@ def write_sums(folder: Path, files: Iterable[FileReport]) -> None:
         CheckpointError: the folder cannot be written.
     """
     path = folder / SUMS_NAME
-    temporary = folder / f".{SUMS_NAME}.{os.getpid()}"
     try:
-        with temporary.open("w", encoding="utf-8", newline="\n") as file:
-            file.writelines(f"{report.sha256}  {report.name}\n" for report in files)
-        temporary.replace(path)
+        with replacing(path) as file:
+            file.writelines(f"{report.sha256}  {report.name}\n".encode() for report in files)
     except OSError as error:
-        temporary.unlink(missing_ok=True)
         raise CheckpointError(f"{path} cannot be written ({error.strerror})") from None
 
 

@@ -316,6 +316,7 @@ class Run:
 
     def finish(self, finish_reason: str) -> GenerationResult:
         """The result so far, kept in `result`; writes the trace's last record."""
+        cache = CacheUse.between(self._cache_before, self.model.offload_stats())
         result = GenerationResult(
             tokens=tuple(self.tokens),
             prompt_tokens=self._prompt_tokens,
@@ -326,8 +327,8 @@ class Run:
             rounds=tuple(self.rounds),
             of_rounds=self.clock.of_rounds(self.rounds),
             auto=self.auto,
-            stats=self._stats(),
-            cache=CacheUse.between(self._cache_before, self.model.offload_stats()),
+            stats=self._stats(cache),
+            cache=cache,
         )
         if self._trace is not None:
             self._trace.write(end_record(finish_reason, result.token_ids, asdict(result.stats)))
@@ -383,12 +384,12 @@ class Run:
             )
         return seconds
 
-    def _stats(self) -> Stats:
+    def _stats(self, cache: CacheUse | None) -> Stats:
         device = self.model.device
         on_cuda = device.type == "cuda"
         return self.clock.stats(
             tokens=len(self.tokens),
             expert_layers=float(self._experts_used) / self.model.config.num_hidden_layers,
-            cache=CacheUse.between(self._cache_before, self.model.offload_stats()),
+            cache=cache,
             device_peak_bytes=torch.cuda.max_memory_allocated(device) if on_cuda else None,
         )

@@ -142,7 +142,7 @@ class ResolvedSettings:
         """
         changes: dict[str, Any] = {}
         for name, value in values.items():
-            key = _known(name)
+            key = known_key(name)
             if value is None:
                 continue
             try:
@@ -197,7 +197,12 @@ def resolve(
     return ResolvedSettings(settings, sources).with_values(overrides, source=source)
 
 
-def _known(name: str) -> str:
+def known_key(name: str) -> str:
+    """The one of `KEYS` that is meant by a flag or by a key with `-` for `_`.
+
+    Raises:
+        SettingsError: none of them; names the nearest.
+    """
     key = name.strip().removeprefix("--").replace("-", "_")
     if key in KEYS:
         return key

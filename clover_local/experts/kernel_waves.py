@@ -7,8 +7,7 @@ import torch
 from torch import Tensor
 
 from clover_local.kernels.dispatch import AnyRouting, sorted_routing
-from clover_local.kernels.gpu.experts.down import expert_down
-from clover_local.kernels.gpu.experts.gate_up import expert_gate_up
+from clover_local.kernels.gpu.experts.int4_experts import expert_results
 from clover_local.kernels.gpu.experts.record import ExpertSlots, RecordLayout
 from clover_local.residency.demand import IntArray
 
@@ -66,7 +65,5 @@ def compute_records(
         slot_of_expert: [E] int32, -1: left out.
         results: [T, A, D] float32: the experts' places are written.
     """
-    ready = sorted_routing(routing)
-    experts = ExpertSlots(records, layout, slot_of_expert)
-    hidden = expert_gate_up(x, ready, experts=experts, tile_rows=ready.tile_rows)
-    expert_down(hidden, ready, experts=experts, results=results, tile_rows=ready.tile_rows)
+    slots = ExpertSlots(records, layout, slot_of_expert)
+    expert_results(x, sorted_routing(routing), slots=slots, results=results)

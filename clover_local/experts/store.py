@@ -141,10 +141,10 @@ class ExpertStore:
     def place_in_files(self, layer: int, expert: int) -> tuple[int, int]:
         """For sorting: experts in this order are read from front to back."""
         first = self._layouts[layer][expert].fields[0]
-        tensor = self._placements(layer, expert)[first.matrix][0].tensor
-        if isinstance(tensor, Encoded):
-            return self._number[tensor.shard], tensor.start
-        source = _source(*self._placements(layer, expert)[first.matrix], first)
+        placement, row = self._placements(layer, expert)[first.matrix]
+        if isinstance(placement.tensor, Encoded):
+            return self._number[placement.tensor.shard], placement.tensor.start
+        source = _source(placement, row, first)
         assert isinstance(source, _Bytes)  # values are in the files as they are
         return self._number[source.path], source.start
 
@@ -250,7 +250,7 @@ class ExpertStore:
                     made = encoded.get(id(placement), _Decoded(placement.tensor, ()))
                     encoded[id(placement)] = replace(made, fields=(*made.fields, (field, row)))
                     continue
-                source = _source(*placements[field.matrix], field)
+                source = _source(placement, row, field)
                 if isinstance(source, _ZeroPoints) or source.dtype != field.dtype:
                     steps.append(_Made(field, source))
                 else:

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import TypeVar
 
 from clover_local.residency.demand import Kind
 from clover_local.residency.table import Counts
@@ -52,17 +53,13 @@ class OffloadStats:
     @property
     def copied(self) -> Traffic:
         """Of all kinds, without what was filled."""
-        return _sum_traffic(self.traffic.values())
+        return _sum(Traffic(), self.traffic.values())
 
 
-def _sum(total: Counts, parts: Iterable[Counts]) -> Counts:
-    for part in parts:
-        total.add(part)
-    return total
+_Total = TypeVar("_Total", Counts, Traffic)
 
 
-def _sum_traffic(parts: Iterable[Traffic]) -> Traffic:
-    total = Traffic()
+def _sum(total: _Total, parts: Iterable[_Total]) -> _Total:
     for part in parts:
         total.add(part)
     return total

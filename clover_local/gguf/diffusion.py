@@ -12,7 +12,6 @@ keep in float32. So it finds its model whoever quantized that.
 
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, fields
 from math import prod
 from pathlib import Path
 
@@ -70,13 +69,8 @@ def control_metadata(config: ModelConfig, generation: GenerationConfig) -> dict[
         "clover.coreset_enabled": config.coreset_enabled,
         "clover.coreset_top_p": config.coreset_top_p,
     }
-    values = {**asdict(generation)}
-    defaults = asdict(GenerationConfig())
-    for field in fields(generation):
-        value = values[field.name]
-        if field.name == "given" or value == defaults[field.name]:
-            continue
-        key = f"clover.generation.{field.name}"
+    for name, value in generation.changes.items():
+        key = f"clover.generation.{name}"
         metadata[key] = np.array(value, "<i4") if isinstance(value, tuple) else value
     return metadata
 

@@ -10,6 +10,7 @@ GIB = 1 << 30
 
 _LONGEST = 20  # characters
 _SIZE = re.compile(r"(?P<number>\d+(?:\.\d+)?)\s*(?P<unit>[kmgt])(?P<binary>i?)b?", re.IGNORECASE)
+_COUNT = re.compile(r"(\d+)\s*b?", re.IGNORECASE)
 _POWERS = {"k": 1, "m": 2, "g": 3, "t": 4}
 
 
@@ -20,6 +21,16 @@ def parse_size(text: str, flag: str) -> int:
         SettingsError: no size; `flag` names where it was given.
     """
     return _parsed(text, flag, base=1000, example="16GB or 15360MiB")
+
+
+def parse_bytes(text: str, flag: str) -> int:
+    """As `parse_size`, where a number without a unit is bytes: `838860800`.
+
+    Raises:
+        SettingsError: no size; `flag` names where it was given.
+    """
+    count = _COUNT.fullmatch(text.strip()) if len(text) <= _LONGEST else None
+    return parse_size(text, flag) if count is None else int(count[1])
 
 
 def parse_capacity(text: str, flag: str) -> int:

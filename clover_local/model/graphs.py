@@ -19,7 +19,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from clover_local.cache import Committed, SequenceState, VerifyRecord
+from clover_local.cache import Committed, SequenceState, StateView, VerifyRecord
 from clover_local.config import ModelConfig
 from clover_local.decoding.pick import DeviceBlock
 from clover_local.experts.traffic import OffloadStats
@@ -103,10 +103,9 @@ class GraphedClover:
             return self.model.commit(ids, state, logits=logits, kind=kind)
         with torch.inference_mode():
             state.reserve(len(ids))
-            source = self._enter(state)
+            source, view = self._enter(state)
             rows = self._upload(ids, preview=False)
             target = self._sets[1 - source]
-            view = state.view()
             self.model.experts.begin(kind, block=state.length)
 
             def run() -> PassOutput:
@@ -125,9 +124,8 @@ class GraphedClover:
         if not (self._has_graph(len(ids)) and self.can_preview):
             return self.model.preview(ids, state)
         with torch.inference_mode():
-            source = self._enter(state)
+            source, view = self._enter(state)
             rows = self._upload(ids, preview=True)
-            view = state.view()
             self.model.experts.begin("preview", block=state.length)
 
             def run() -> PassOutput:
@@ -158,12 +156,13 @@ class GraphedClover:
     def _has_graph(self, rows: int) -> bool:
         return self._eager is None and rows <= GRAPH_ROWS
 
-    def _enter(self, state: SequenceState) -> int:
-        """Brings the committed state into one of the sets, and returns which one.
+    def _enter(self, state: SequenceState) -> tuple[int, StateView]:
+        """Brings the committed state into one of the sets; returns which one, and what is there.
 
         Graphs of another sequence, or of buffers that have grown since, are let go.
         """
-        buffers = tuple(cache.keys.data_ptr() for cache in state.view().keys_values.values())
+        view = state.view()
+        buffers = tuple(cache.keys.data_ptr() for cache in view.keys_values.values())
         if state is not self._state or buffers != self._buffers:
             self._graphs.clear()
             self._state, self._buffers = state, buffers
@@ -178,7 +177,7 @@ class GraphedClover:
             )
         for number, delta in enumerate(self._sets):
             if not delta or now.recurrent[0] is delta[0].recurrent:
-                return number
+                return number, view
         for own, recurrent, conv in zip(self._sets[0], now.recurrent, now.conv, strict=True):
             own.recurrent.copy_(recurrent)
             own.conv.copy_(conv)
@@ -189,7 +188,7 @@ class GraphedClover:
                 tuple(x.conv for x in self._sets[0]),
             )
         )
-        return 0
+        return 0, state.view()
 
     def _upload(self, ids: list[int], *, preview: bool) -> Tensor:
         """The tokens of a pass at their fixed place; what is there already is not sent again."""

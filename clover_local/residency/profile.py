@@ -1,8 +1,6 @@
 """How often a finished run used each expert: a profile, which seeds the cache of the next run."""
 
 import json
-import os
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from clover_local.errors import CloverError
-from clover_local.files import require_file
+from clover_local.files import replacing, require_file
 from clover_local.residency.demand import FloatArray
 from clover_local.residency.trace import RoutingTrace
 
@@ -61,13 +59,10 @@ def save_profile(profile: Profile, path: Path) -> None:
     """
     _refuse_other_file(path)
     text = json.dumps({"kind": _KIND, "forwards": profile.forwards, "uses": profile.uses.tolist()})
-    unfinished = path.with_name(path.name + ".part")  # the name is not empty, or it is a folder
     try:
-        unfinished.write_text(text + "\n", encoding="utf-8")
-        os.replace(unfinished, path)
+        with replacing(path) as file:  # its name is not empty, or it is a folder
+            file.write((text + "\n").encode())
     except OSError as error:
-        with suppress(OSError):
-            unfinished.unlink()
         raise _unwritable(path, error) from None
 
 

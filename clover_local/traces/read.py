@@ -136,7 +136,7 @@ def _add(runs: list[RecordedRun], record: Mapping[str, Any]) -> None:
     elif kind == "end":
         runs[-1].finish_reason = as_text(record["finish_reason"])
         runs[-1].token_ids = _ids(record["token_ids"])
-    elif kind != "commit":
+    elif kind not in ("commit", "choice"):
         raise ValueError(f"a record of an unknown kind {kind!r}")
 
 

@@ -21,9 +21,7 @@ import torch
 import triton
 from torch import Tensor
 
-from clover_local.kernels.gpu.experts.down import expert_down
-from clover_local.kernels.gpu.experts.gate_up import expert_gate_up
-from clover_local.kernels.gpu.experts.int4_experts import add_results
+from clover_local.kernels.gpu.experts.int4_experts import expert_results
 from clover_local.kernels.gpu.experts.plain_wna16 import plain_wna16
 from clover_local.kernels.gpu.experts.record import (
     ExpertSlots,
@@ -32,8 +30,13 @@ from clover_local.kernels.gpu.experts.record import (
     record_layout,
 )
 from clover_local.kernels.gpu.experts.shared import every_row, shared_expert
-from clover_local.kernels.gpu.linear import float32_linear, int4_linear, int8_linear
-from clover_local.kernels.gpu.linear.packed_linear import choose, split_workspace
+from clover_local.kernels.gpu.linear import float32_linear
+from clover_local.kernels.gpu.linear.packed_linear import (
+    CONFIGS,
+    choose,
+    packed_linear,
+    split_workspace,
+)
 from clover_local.kernels.gpu.route import TILE_ROWS, SortedRouting, route_sorted
 from clover_local.kernels.packed import PackedWeight
 
@@ -170,8 +173,7 @@ def count_pass(rows: int, distinct: int) -> Counted:
     nbytes += triton.cdiv(rows, router_rows) * router
     least = distinct * record + shared + router
     for linear in MAPS:
-        configs = (int4_linear if linear.bits == 4 else int8_linear).CONFIGS
-        config = choose(configs, rows=rows, features=linear.features, minimum=False)
+        config = choose(bits=linear.bits, rows=rows, features=linear.features, minimum=False)
         weight = linear.layers * linear.nbytes
         nbytes += triton.cdiv(rows, config.block_m) * weight
         least += weight
@@ -230,10 +232,8 @@ def linear_figure(linear: Map, rows: int, *, repeats: int) -> Figure:
     copies = max(2, COLD_BYTES // first.nbytes)
     weights = [first, *(random_weight(linear, device="cuda") for _ in range(copies - 1))]
     x = torch.randn(rows, linear.columns, device="cuda", dtype=torch.bfloat16)
-    module = int4_linear if linear.bits == 4 else int8_linear
-    multiply = module.int4_linear if linear.bits == 4 else module.int8_linear
-    workspace = split_workspace(module.CONFIGS, rows=rows, features=linear.features, device="cuda")
-    calls = [partial(multiply, x, weight, workspace=workspace) for weight in weights]
+    workspace = split_workspace(CONFIGS, rows=rows, features=linear.features, device="cuda")
+    calls = [partial(packed_linear, x, weight, workspace=workspace) for weight in weights]
     return Figure(
         name=f"INT{linear.bits} {linear.name}",
         rows=rows,
@@ -276,7 +276,7 @@ class ExpertCalls:
 def expert_calls(
     records: Tensor, layout: RecordLayout, *, logits: Tensor, top_k: int
 ) -> ExpertCalls:
-    """Our kernels, and the plain one without activation, weighting and sum."""
+    """Our kernels, and the plain one without activation and weighting."""
     routing = route_sorted(logits.to(records.device), top_k=top_k)
     used = routing.routing.expert_ids.unique()
     experts = logits.shape[1]
@@ -291,19 +291,14 @@ def expert_calls(
         slots[used] = turn * len(used) + torch.arange(len(used), device=slots.device).int()
         places.append(ExpertSlots(records, layout, slots))
 
-    def ours(slots: ExpertSlots) -> Tensor:
-        hidden = expert_gate_up(x, routing, experts=slots)
-        expert_down(hidden, routing, experts=slots, results=results)
-        return add_results(results, routing)
-
     def plain(slots: ExpertSlots) -> Tensor:
         for matrix in ("gate", "up"):
-            plain_wna16(x, routing, experts=slots, matrix=matrix, tile_rows=TILE_ROWS)
-        return plain_wna16(inner, routing, experts=slots, matrix="down", tile_rows=TILE_ROWS)
+            plain_wna16(x, routing, experts=slots, matrix=matrix)
+        return plain_wna16(inner, routing, experts=slots, matrix="down")
 
     return ExpertCalls(
         routing,
-        tuple(partial(ours, slots) for slots in places),
+        tuple(partial(expert_results, x, routing, slots=s, results=results) for s in places),
         tuple(partial(plain, slots) for slots in places),
     )
 

@@ -11,12 +11,11 @@ from clover_local.kernels.gpu import distinct
 from clover_local.kernels.gpu.attention.attend import attend_commit, attend_preview
 from clover_local.kernels.gpu.delta.mix import mix_commit, mix_preview, mix_verify, replay
 from clover_local.kernels.gpu.experts.add_norm import add_rms_norm
-from clover_local.kernels.gpu.experts.down import expert_down
-from clover_local.kernels.gpu.experts.gate_up import expert_gate_up
+from clover_local.kernels.gpu.experts.int4_experts import expert_results
 from clover_local.kernels.gpu.experts.record import ExpertSlots, resident_slots
 from clover_local.kernels.gpu.experts.shared import every_row, shared_expert, shared_slots
-from clover_local.kernels.gpu.linear import float32_linear, int4_linear, int8_linear
-from clover_local.kernels.gpu.linear.packed_linear import SplitWorkspace, split_workspace
+from clover_local.kernels.gpu.linear import float32_linear
+from clover_local.kernels.gpu.linear import packed_linear as packed
 from clover_local.kernels.gpu.norms import norm_rotary, rms_norm
 from clover_local.kernels.gpu.route import (
     BLOCK_ROWS,
@@ -57,8 +56,7 @@ PASS_ROWS = 64
 
 def packed_linear(x: Tensor, weight: PackedWeight) -> Tensor:
     """`x` [M, K] times `weight` [N, K] transposed: [M, N] in the dtype of `x`."""
-    multiply = int4_linear.int4_linear if weight.bits == 4 else int8_linear.int8_linear
-    return multiply(x, weight, workspace=_workspace(x.device))
+    return packed.packed_linear(x, weight, workspace=_workspace(x.device))
 
 
 def router_linear(x: Tensor, weight: Tensor) -> Tensor:
@@ -84,21 +82,12 @@ def route_coreset(
     return routing, routing.coreset
 
 
-def expert_results(x: Tensor, routing: SortedRouting, *, slots: ExpertSlots) -> Tensor:
-    """Each choice's weighted result [T, A, D] float32; anything in places of no expert."""
-    rows, per_row = routing.expert_ids.shape
-    hidden = expert_gate_up(x, routing, experts=slots, tile_rows=routing.tile_rows)
-    results = torch.empty(rows, per_row, slots.layout.hidden, dtype=torch.float32, device=x.device)
-    expert_down(hidden, routing, experts=slots, results=results, tile_rows=routing.tile_rows)
-    return results
-
-
 def shared_result(x: Tensor, *, slots: ExpertSlots) -> Tensor:
     """The shared expert over rows [T, D]: [T, D] float32."""
     if len(x) <= PASS_ROWS:
         return shared_expert(x, slots=slots, every=_every_row(len(x), x.device))
     every = every_row(len(x), device=x.device, tile_rows=PROMPT_TILE_ROWS)
-    return shared_expert(x, slots=slots, every=every, tile_rows=PROMPT_TILE_ROWS)
+    return shared_expert(x, slots=slots, every=every)
 
 
 def distinct_experts(expert_ids: Sequence[Tensor], num_experts: int) -> Tensor:
@@ -112,11 +101,11 @@ def distinct_experts(expert_ids: Sequence[Tensor], num_experts: int) -> Tensor:
 
 
 @cache
-def _workspace(device: torch.device) -> SplitWorkspace:
+def _workspace(device: torch.device) -> packed.SplitWorkspace:
     """Room for the parts of any split product: only narrow weights are split, up to 64 rows."""
-    narrow = min(int4_linear.NARROW, int8_linear.NARROW)
-    configs = (*int4_linear.CONFIGS, *int8_linear.CONFIGS)
-    return split_workspace(configs, rows=PASS_ROWS, features=narrow, device=device)
+    return packed.split_workspace(
+        packed.CONFIGS, rows=PASS_ROWS, features=packed.NARROW, device=device
+    )
 
 
 @cache

@@ -214,12 +214,11 @@ def _figures(
     accuracy: dict[str, TaskAccuracy],
 ) -> ModelFigures:
     checkpoint = model.checkpoint
-    size = sum(placement.tensor.nbytes for placement in checkpoint.placements)
     parameters = count_parameters(model.config, diffusion=checkpoint.has_diffusion).total
     return ModelFigures(
         name=model.name,
-        bytes=size,
-        bits_per_weight=8 * size / parameters,
+        bytes=checkpoint.nbytes,
+        bits_per_weight=8 * checkpoint.nbytes / parameters,
         perplexity=perplexity(said.causal),
         perplexity_masked=perplexity(said.masked) if len(rows.masked) else None,
         tokens_per_preview=tokens_per_preview(

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from clover_local.checkpoint.packed import Misfit, PackedFormat
+from clover_local.checkpoint.packed import Misfit, PackedFormat, require
 from clover_local.checkpoint.read import read_tensor
 from clover_local.checkpoint.shards import TensorInfo
 from clover_local.checkpoint.zero_points import minimum_of
@@ -27,7 +27,6 @@ from clover_local.quant.importers.layout import (
     read_bits,
     read_group_size,
     require_floats,
-    require_words,
     required,
 )
 
@@ -102,13 +101,13 @@ class AwqLayout:
         """
         rows, columns = shape
         qweight, qzeros, scales = (
-            required(module, suffix, tensors=tensors) for suffix in ("qweight", "qzeros", "scales")
+            required(module, suffix, tensors=tensors) for suffix in self.suffixes
         )
         if rows % per_word(BITS) or columns % per_word(BITS):
             raise Misfit(f"{module}: its {rows} rows or {columns} columns fill no whole words")
         groups = groups_of(module, columns, group_size=self.group_size)
-        require_words(qweight, shape=(columns, rows // per_word(BITS)))
-        require_words(qzeros, shape=(groups, rows // per_word(BITS)))
+        require(qweight, "I32", (columns, rows // per_word(BITS)))
+        require(qzeros, "I32", (groups, rows // per_word(BITS)))
         require_floats(scales, shape=(groups, rows))
         layout = PackedFormat(BITS, columns // groups, symmetric=False, scale_dtype=scales.dtype)
         return AwqMatrix(qweight, qzeros, scales, layout)

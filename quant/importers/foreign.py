@@ -9,23 +9,25 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from clover_local.checkpoint.packed import FLOAT_DTYPES, Misfit, PackedFormat
+from clover_local.checkpoint.packed import FLOAT_DTYPES, Misfit, PackedFormat, described
 from clover_local.checkpoint.parameters import DOWN, EMBEDDING, GATE_UP, HEAD, Target
 from clover_local.checkpoint.placements import (
     QUANT_METHOD,
+    by_parameter,
+    complaints,
     find_prefix,
     foreign_names,
     notes_on,
     wanted_targets,
 )
 from clover_local.checkpoint.read import ExpertWeights, joined, read_tensor
-from clover_local.checkpoint.shards import Shard, TensorInfo, abbreviated, read_shards
+from clover_local.checkpoint.shards import Shard, TensorInfo, read_shards
 from clover_local.config import ModelConfig
 from clover_local.errors import CheckpointError
 from clover_local.files import Reader
 from clover_local.kernels.packed import Weight
 from clover_local.quant.importers import awq, compressed_tensors, gptq
-from clover_local.quant.importers.layout import Layout, Matrix, described
+from clover_local.quant.importers.layout import Layout, Matrix
 
 CONFIG_KEY = "quantization_config"
 
@@ -166,7 +168,7 @@ def open_foreign(
         notes=notes_on(skipped, has_diffusion=has_diffusion),
         problems=(
             *found.problems,
-            *_complaints(("surplus", sorted(tensors.keys() - found.used - set(skipped)))),
+            *complaints(("surplus", sorted(tensors.keys() - found.used - set(skipped)))),
         ),
     )
 
@@ -181,7 +183,7 @@ class _Match:
         self.used: set[str] = set()
         self._layout = layout
         self._tensors = tensors
-        parts: dict[tuple[str, int | None], list[ForeignPart]] = {}
+        parts: list[ForeignPart] = []
         missing, misfits = [], []
         for name, target in wanted.items():
             try:
@@ -191,18 +193,15 @@ class _Match:
                 continue
             if source is None:
                 missing.append(name)
-                continue
-            parts.setdefault((target.name, target.expert), []).append(ForeignPart(source, target))
-        self.parts = {
-            key: tuple(sorted(found, key=lambda part: part.target.first_row))
-            for key, found in parts.items()
-        }
+            else:
+                parts.append(ForeignPart(source, target))
+        self.parts = by_parameter(parts)
         unlike = [
             f"{name} of expert {expert}"
             for name, expert in self.parts
             if self._unlike(name, expert)
         ]
-        self.problems = _complaints(
+        self.problems = complaints(
             ("missing", missing), ("wrong", misfits), ("with gate and up in two formats", unlike)
         )
 
@@ -240,7 +239,3 @@ def _checked(tensor: TensorInfo, target: Target) -> TensorInfo:
         expected = " or ".join(str(list(shape)) for shape in target.shapes_on_disk)
         raise Misfit(f"{described(tensor)}, expected {' or '.join(FLOAT_DTYPES)} {expected}")
     return tensor
-
-
-def _complaints(*kinds: tuple[str, list[str]]) -> tuple[str, ...]:
-    return tuple(f"{len(names)} {what} ({abbreviated(names)})" for what, names in kinds if names)

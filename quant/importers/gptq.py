@@ -17,7 +17,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from clover_local.checkpoint.packed import BITS, WORD_BITS, Misfit, PackedFormat
+from clover_local.checkpoint.packed import (
+    BITS,
+    WORD_BITS,
+    Misfit,
+    PackedFormat,
+    described,
+    require,
+)
 from clover_local.checkpoint.read import read_tensor
 from clover_local.checkpoint.shards import TensorInfo
 from clover_local.checkpoint.zero_points import minimum_of
@@ -26,13 +33,11 @@ from clover_local.files import Reader, as_flag, as_object, as_text
 from clover_local.kernels.int4 import unpack
 from clover_local.kernels.packed import PackedWeight
 from clover_local.quant.importers.layout import (
-    described,
     groups_of,
     per_word,
     read_bits,
     read_group_size,
     require_floats,
-    require_words,
     required,
 )
 
@@ -143,12 +148,12 @@ class GptqLayout:
         if rows % per_word(bits):
             raise Misfit(f"{module}: its {rows} rows of zeros fill no whole words")
         groups = self._groups(module, scales, columns)
-        require_words(qzeros, shape=(groups, rows * bits // WORD_BITS))
+        require(qzeros, "I32", (groups, rows * bits // WORD_BITS))
         require_floats(scales, shape=(groups, rows))
         if g_idx is None and self.act_order:
             raise Misfit(f"{module} lacks g_idx, which act-order needs")
-        if g_idx is not None and (g_idx.dtype, g_idx.shape) != ("I32", (columns,)):
-            raise Misfit(f"{described(g_idx)}, expected I32 [{columns}]")
+        if g_idx is not None:
+            require(g_idx, "I32", (columns,))
         layout = PackedFormat(bits, columns // groups, self.symmetric, scales.dtype)
         return GptqMatrix(qweight, qzeros, scales, g_idx, layout, self.zero_offset)
 

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Protocol
 
-from clover_local.checkpoint.packed import FLOAT_DTYPES, Misfit, PackedFormat
+from clover_local.checkpoint.packed import FLOAT_DTYPES, Misfit, PackedFormat, described
 from clover_local.checkpoint.shards import TensorInfo
 from clover_local.errors import CheckpointError
 from clover_local.files import Reader, as_integer
@@ -93,21 +93,10 @@ def required(module: str, suffix: str, *, tensors: Mapping[str, TensorInfo]) -> 
         raise Misfit(f"{module} lacks {suffix}") from None
 
 
-def require_words(tensor: TensorInfo, *, shape: tuple[int, int]) -> None:
-    """Raises Misfit where a tensor is not int32 of `shape`."""
-    if (tensor.dtype, tensor.shape) != ("I32", shape):
-        raise Misfit(f"{described(tensor)}, expected I32 {list(shape)}")
-
-
 def require_floats(tensor: TensorInfo, *, shape: tuple[int, int]) -> None:
     """Raises Misfit where a tensor is not of floats and of `shape`."""
     if tensor.dtype not in FLOAT_DTYPES or tensor.shape != shape:
         raise Misfit(f"{described(tensor)}, expected {' or '.join(FLOAT_DTYPES)} {list(shape)}")
-
-
-def described(tensor: TensorInfo) -> str:
-    """Name, dtype and shape, for a complaint."""
-    return f"{tensor.name} is {tensor.dtype} {list(tensor.shape)}"
 
 
 def per_word(bits: int) -> int:

@@ -47,14 +47,13 @@ def size_report(checkpoint: Checkpoint, source: Source) -> SizeReport:
         for placement in checkpoint.placements
         if isinstance(placement.tensor, PackedInfo) and placement.tensor.format.bits == 4
     ]
-    nbytes = sum(placement.tensor.nbytes for placement in checkpoint.placements)
     numbers = sum(rows * columns for _, (rows, columns) in packed)
     int4_bytes = sum(nbytes for nbytes, _ in packed)
     count = count_parameters(source.config, diffusion=checkpoint.has_diffusion)
     return SizeReport(
-        bytes=nbytes,
+        bytes=checkpoint.nbytes,
         source_bytes=source.nbytes,
-        bits_per_weight=8 * nbytes / count.total,
+        bits_per_weight=8 * checkpoint.nbytes / count.total,
         int4_bytes=int4_bytes,
         int4_ratio=int4_bytes / (2 * numbers) if numbers else None,
     )

@@ -5,7 +5,6 @@ included, so that it can make good some of what was lost. For GPTQ the source go
 rows of its own, which say what was lost.
 """
 
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
@@ -13,7 +12,7 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
-from clover_local.checkpoint.parameters import PARAMETERS
+from clover_local.checkpoint.parameters import kind_of
 from clover_local.errors import CloverError
 from clover_local.experts.protocol import ExpertResults, Uncached
 from clover_local.kernels.packed import PackedWeight, Weight
@@ -35,8 +34,6 @@ from clover_local.quant.rounding import round_to_nearest
 SOURCE_SHARE, MIXED_SHARE, EXPERTS_SHARE = 0.2, 0.3, 0.9
 """Of a layer's time, what is over when the source's pass, the mixer and the experts are done; the
 rest passes the rows on."""
-
-_LAYER = re.compile(r"^layers\.\d+\.")
 
 
 @dataclass(frozen=True, eq=False)
@@ -241,7 +238,7 @@ def round_trunk(
 
 def is_packable(name: str) -> bool:
     """Whether a parameter, by its name without prefix, is a matrix that may be packed."""
-    return PARAMETERS[_LAYER.sub("layers.{layer}.", name)].packable
+    return kind_of(name).packable
 
 
 def round_linear(name: str, weight: Weight, *, bits: int) -> tuple[Weight, TensorReport]:

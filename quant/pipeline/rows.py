@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from clover_local.errors import CheckpointError
-from clover_local.quant.pipeline.work_folder import sync_folder
+from clover_local.files import sync_folder
 
 ITEM_BYTES = 4
 

@@ -110,7 +110,6 @@ def import_quantized(
     destination: Path,
     *,
     memory: int = DEFAULT_LIMIT,
-    notes: Sequence[str] = (),
     listener: Listener = Listener(),
 ) -> Outcome:
     """As `quantize`, for weights that another program quantized: they are taken over exactly."""
@@ -123,7 +122,7 @@ def import_quantized(
         calibration="",
     )
     return _carry_out(
-        Importing(source), place, manifest, needed=source.nbytes, notes=notes, listener=listener
+        Importing(source), place, manifest, needed=source.nbytes, notes=(), listener=listener
     )
 
 

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping
 
 from torch import Tensor
 
-from clover_local.checkpoint.parameters import EXPERT
+from clover_local.checkpoint.parameters import EMBEDDING, EXPERT, HEAD
 from clover_local.checkpoint.write import (
     NamedTensor,
     PackedTensors,
@@ -12,9 +12,6 @@ from clover_local.checkpoint.write import (
     weight_tensors,
 )
 from clover_local.kernels.packed import PackedWeight, Weight
-
-EMBEDDING = "embed_tokens.weight"
-HEAD = "lm_head.weight"
 
 
 def layer_tensors(
@@ -57,18 +54,8 @@ def halves(weight: Weight) -> tuple[Weight, Weight]:
     if isinstance(weight, Tensor):
         gate, up = weight.chunk(2)
         return gate, up
-    rows = weight.shape[0] // 2
-    gate_rows, up_rows = (
-        PackedWeight(
-            weight.data[part],
-            weight.scale[part],
-            None if weight.minimum is None else weight.minimum[part],
-            weight.bits,
-            weight.group_size,
-        )
-        for part in (slice(0, rows), slice(rows, None))
-    )
-    return gate_rows, up_rows
+    middle = weight.shape[0] // 2
+    return weight.rows(slice(middle)), weight.rows(slice(middle, None))
 
 
 def _in_order(parts: list[PackedTensors]) -> list[NamedTensor]:

@@ -128,7 +128,7 @@ class PlainSource(Source):
     @property
     def nbytes(self) -> int:
         """See `Source.nbytes`."""
-        return sum(placement.tensor.nbytes for placement in self.checkpoint.placements)
+        return self.checkpoint.nbytes
 
     def file_shape(self, name: str) -> tuple[int, ...]:
         """See `Source.file_shape`."""

@@ -6,6 +6,7 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
+from clover_local.checkpoint.parameters import EMBEDDING, HEAD
 from clover_local.kernels.packed import PackedWeight, Weight
 from clover_local.quant import stream
 from clover_local.quant.memory import MemoryPlan
@@ -19,7 +20,6 @@ from clover_local.quant.pipeline.layer import (
     round_linear,
 )
 from clover_local.quant.pipeline.rows import RowFiles
-from clover_local.quant.pipeline.shards import EMBEDDING, HEAD
 from clover_local.quant.pipeline.source import ForeignSource, GgufSource, PlainSource, Source
 from clover_local.quant.profiles import AS_SOURCE, Recipe
 from clover_local.quant.report import ExpertReport, LayerReport, TensorReport

@@ -21,7 +21,7 @@ from pathlib import Path
 
 from clover_local.config import UNFINISHED_NAME
 from clover_local.errors import CheckpointError
-from clover_local.files import read_json_object
+from clover_local.files import read_json_object, sync_folder
 from clover_local.quant.pipeline.manifest import MADE_FROM, Manifest, difference, parse_manifest
 from clover_local.quant.pipeline.source import CONFIG_NAME
 
@@ -165,12 +165,3 @@ def check_apart(source: Path, destination: Path) -> None:
         raise CheckpointError(f"{destination} lies inside the source {source}: use another folder")
     if b in a.parents:
         raise CheckpointError(f"the source {source} lies inside {destination}: use another folder")
-
-
-def sync_folder(folder: Path) -> None:
-    """Makes names in `folder` durable."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

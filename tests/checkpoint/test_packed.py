@@ -87,3 +87,10 @@ def test_contradictions_are_named(changed: Parts, complaint: str) -> None:
 def test_columns_that_fill_no_whole_words_cannot_be_packed() -> None:
     with pytest.raises(Misfit, match="expected no packed matrix"):
         match(parts(), columns=97)
+
+
+@pytest.mark.parametrize("found", [("I64", (3, 4)), ("I32", (4, 3))], ids=str)
+def test_words_of_another_kind_or_shape_do_not_fit(found: tuple[str, tuple[int, ...]]) -> None:
+    tensor = TensorInfo("w_packed", *found, Path("a.safetensors"), 0, 0)
+    with pytest.raises(Misfit, match=r"expected I32 \[3, 4\]"):
+        packed.require(tensor, "I32", (3, 4))

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -28,6 +29,7 @@ KEYS = {
     "predicted",
     "advice",
 }
+MODES = ("draft", "denoise")
 TARGET = ("--gpu", "16GB", "--ram", "32GB", "--link", "52GB/s", "--bandwidth", "896GB/s")
 
 
@@ -81,6 +83,31 @@ def test_the_real_config_gives_the_residency_of_the_specification(
     assert 100 * values["resident_share"] == pytest.approx(percent, abs=1)
     assert values["device_bytes"] <= 15360 * MIB
     assert values["formats"] == "experts INT4 g128, trunk INT8 g64, head INT8 g64, balanced"
+
+
+@pytest.mark.parametrize("card", [6, 8, 10, 12, 16, 24, 32])
+def test_the_readmes_table_of_cards_is_what_it_prints(
+    run: Run, real_folder: Path, card: int
+) -> None:
+    text = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
+    (line,) = re.findall(rf"^\| {card} GB \(.*\|$", text, re.MULTILINE)
+    _, rates, *cells = (cell.strip() for cell in line.strip("|").split("|"))
+    bandwidth, link = (f"{rate.strip()}GB/s" for rate in rates.split("/"))
+    machine = ("--gpu", f"{card}GB", "--ram", "32GB", "--bandwidth", bandwidth, "--link", link)
+    at_8k, at_32k = (
+        planned(run, real_folder, *machine, "--context", context) for context in (8192, 32768)
+    )
+    assert cells[:2] == [f"{100 * each['resident_share']:.0f} %" for each in (at_8k, at_32k)]
+    assert cells[2:4] == [
+        f"{max(at_8k['slots_per_layer'])}",
+        f"{at_8k['pinned_bytes'] / 1e9:.1f} GB",
+    ]
+    speed, ms = at_8k["predicted"]["tokens_per_second"], at_8k["predicted"]["ms_per_preview"]
+    assert float(cells[7]) == pytest.approx(ms, abs=0.05)
+    kinds = [[speed["ar"]], *([speed[mode][text] for text in ("prose", "code")] for mode in MODES)]
+    for cell, values in zip((cells[5], cells[6], cells[8]), kinds, strict=True):
+        shown = [int(number) for number in cell.split("-")]
+        assert shown == pytest.approx(values, abs=0.5)
 
 
 def test_a_16_gb_card_is_planned_to_15360_mib(run: Run, real_folder: Path) -> None:

@@ -102,6 +102,7 @@ def test_interrupt_says_how_to_continue(quantize: Run, monkeypatch: pytest.Monke
         (["--trunk-bits", "4"], "--trunk-bits 4: use 8, or 16"),
         (["--memory", "much"], "'much' is no size"),
         (["--memory", "100MiB"], "--memory 100MiB is too little"),
+        (["--memory", "104857600"], "--memory 100MiB is too little"),
         (["--device", "tpu"], "--device tpu is unknown"),
         (["--calibration", "/no/such/file"], "/no/such/file cannot be read"),
         (["--calibration-tokens", "0"], "--calibration-tokens 0 is out of range"),

@@ -115,6 +115,12 @@ def test_another_model_is_said_and_with_strict_refused(
     assert "--model" in outcome.err.splitlines()[-1]
 
 
+def test_a_trace_of_auto_is_refused_for_its_clock(run: Call, traced: Call) -> None:
+    outcome = run("replay", str(traced("--mode", "auto")), "--quiet")
+    assert (outcome.code, outcome.out, outcome.err.count("\n")) == (1, "", 1)
+    assert "follow the clock" in outcome.err
+
+
 def test_a_trace_that_cannot_be_replayed_is_one_line(
     run: Call, traced: Call, tmp_path: Path
 ) -> None:

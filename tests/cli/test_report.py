@@ -88,6 +88,15 @@ def test_ar_is_one_line_of_tokens(run: Call, traced: Call, tmp_path: Path) -> No
     assert sum("title" in attributes for _, attributes in page.elements) == 40
 
 
+def test_auto_is_shown_in_the_modes_that_it_ran(run: Call, traced: Call, tmp_path: Path) -> None:
+    trace, out = traced("--mode", "auto"), tmp_path / "report.html"
+    assert run("report", str(trace), str(out)).code == 0
+    page = Page(out.read_text(encoding="utf-8"))
+    ran = {choice["mode"] for choice in steps(trace, "choice")}
+    assert len(ran) > 1
+    assert {text.partition(":")[0] for text in page.texts} >= ran
+
+
 def test_the_page_needs_nothing_else_and_shows_text_as_text(
     run: Call, traced: Call, tmp_path: Path
 ) -> None:

@@ -6,21 +6,27 @@ from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
 from clover_local.cache import SequenceState
-from clover_local.config import ModelConfig
+from clover_local.checkpoint.placements import open_checkpoint
+from clover_local.config import ModelConfig, read_model_config
 from clover_local.errors import CheckpointError, SettingsError
 from clover_local.experts.copies import Copy, DirectCopies
 from clover_local.experts.offloaded import OffloadedExperts
 from clover_local.experts.slots import MatrixSlots
 from clover_local.experts.traffic import Traffic
+from clover_local.hub import locate
 from clover_local.kernels.packed import PackedWeight, Weight
 from clover_local.memory.sizes import shown
 from clover_local.model.clover import Clover
+from clover_local.residency.demand import Kind
 from clover_local.residency.names import POLICY_NAMES
+from clover_local.residency.simulate import simulate
+from clover_local.residency.trace import Forward, RoutingTrace, forward_of
 from tests.experts.conftest import (
     Disk,
     OnDisk,
@@ -28,6 +34,7 @@ from tests.experts.conftest import (
     WriteRandom,
     model_over,
     offload,
+    profile_for,
     run,
     same,
     steps,
@@ -35,6 +42,7 @@ from tests.experts.conftest import (
 
 RoundMatrix = Callable[..., PackedWeight]
 LAYERS, EXPERTS = 4, 8  # of the golden model
+BLOCK: tuple[Kind, ...] = ("preview",) * 4
 
 
 @pytest.fixture(scope="module", params=["golden", "quantized"])
@@ -42,6 +50,13 @@ def on_disk(request: pytest.FixtureRequest) -> OnDisk:
     """Plain and packed experts."""
     found: OnDisk = request.getfixturevalue(request.param)
     return found
+
+
+@pytest.fixture(scope="module")
+def demo() -> OnDisk:
+    """The bundled model: 8 layers of 16 experts."""
+    config = read_model_config(locate("demo"))
+    return OnDisk(open_checkpoint(locate("demo"), config), config)
 
 
 @cache
@@ -229,6 +244,41 @@ def test_after_its_first_pass_a_block_copies_only_experts_that_are_new_to_it(
         used |= now
         block[row] = 40 + row
     assert used
+
+
+@pytest.mark.parametrize("policy", [name for name in POLICY_NAMES if name != "static"])
+def test_bytes_of_a_block_are_the_cold_misses_of_its_trace(policy: str, demo: OnDisk) -> None:
+    slots = 96  # a block here uses at most 84 of the 128 experts
+    experts, config = offload(demo, slots, policy=policy), demo.config
+    model = model_over(demo, experts)
+    state = fresh_state(model)
+    forwards: list[Forward] = []
+    for tokens in (list(range(20)), *[[config.mask_token_id] * 4] * 6):
+        start, used, earlier = state.length, set[tuple[int, int]](), experts.stats().copied
+        kinds: tuple[Kind, ...] = (*BLOCK, "commit") if start else ("prompt",)
+        for number, kind in enumerate(kinds):
+            before = experts.stats().copied.records
+            if kind == "preview":
+                output = model.preview(tokens, state)
+                tokens = [*tokens[:number], start + number, *tokens[number + 1 :]]
+            else:
+                output = model.commit(tokens, state, kind=kind)
+            forward = forward_of(
+                output.expert_ids,
+                num_experts=config.num_experts,
+                kind=kind,
+                block=start,
+                number=number,
+            )
+            new = {(int(a), int(b)) for a, b in np.argwhere(forward.rows)} - used
+            assert experts.stats().copied.records - before <= len(new)  # none for the second time
+            used |= new
+            forwards.append(forward)
+        trace = RoutingTrace(config.num_hidden_layers, config.num_experts, tuple(forwards))
+        replay = simulate(trace, slots=[slots], policies=[policy], profile=profile_for(config))
+        misses = sum(count.misses for count in replay[0].counts.values()) - earlier.records
+        done = experts.stats()
+        assert done.copied.bytes - earlier.bytes == misses * (done.device_bytes // slots)
 
 
 def test_counts_are_kept_by_kind_of_forward(golden: OnDisk) -> None:

@@ -27,19 +27,20 @@ TOO_LARGE = """
 import sys
 from dataclasses import replace
 from clover_local.kernels import compile_gate
-from clover_local.kernels.gpu.linear import int4_linear
+from clover_local.kernels.gpu.linear import packed_linear
 
-config = int4_linear.CONFIGS[-1]
+config = packed_linear.CONFIGS[-1]
 config = replace(config, num_stages=12)
-int4_linear.CONFIGS = (*int4_linear.CONFIGS[:-1], config)
-sys.exit(compile_gate.main([int4_linear.gate_cases()[len(int4_linear.CONFIGS) - 1].name]))
+packed_linear.CONFIGS = (*packed_linear.CONFIGS[:-1], config)
+case = next(case for case in packed_linear.gate_cases() if case.num_stages == 12)
+sys.exit(compile_gate.main([case.name]))
 """
 COPIES = """
 from clover_local.kernels import compile_gate
 from clover_local.kernels.compile_gate import Backend
-from clover_local.kernels.gpu.linear import int8_linear
+from clover_local.kernels.gpu.linear import packed_linear
 
-case = int8_linear.gate_cases()[0]
+case = next(case for case in packed_linear.gate_cases() if case.constexprs["BITS"] == 8)
 for target, other in compile_gate.COPIES.items():
     made, copied = (Backend(t, case).ptx(Backend(t, case).ttir(case)) for t in (target, other))
     assert made == copied.replace(f".target sm_{other}", f".target sm_{target}")

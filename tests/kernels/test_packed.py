@@ -72,6 +72,13 @@ def test_stacking_puts_one_below_the_other(minimum: bool) -> None:
     assert torch.equal(stacked.dequantize(), expected)
 
 
+@pytest.mark.parametrize("minimum", [False, True], ids=["symmetric", "asymmetric"])
+@pytest.mark.parametrize("chosen", [slice(1, None), torch.tensor([2, 0])], ids=["slice", "order"])
+def test_rows_are_those_of_the_whole(minimum: bool, chosen: slice | Tensor) -> None:
+    whole = weight(rows=3, minimum=minimum)
+    assert torch.equal(whole.rows(chosen).dequantize(), whole.dequantize()[chosen])
+
+
 def test_neighbours_in_memory_become_a_view() -> None:
     whole = weight(8)
 

@@ -6,6 +6,7 @@ from clover_local.errors import SettingsError
 from clover_local.memory.sizes import (
     GIB,
     MIB,
+    parse_bytes,
     parse_capacity,
     parse_rate,
     parse_size,
@@ -30,6 +31,26 @@ from clover_local.memory.sizes import (
 )
 def test_a_size_is_decimal_unless_it_has_an_i(text: str, expected: int) -> None:
     assert parse_size(text, "--gpu-memory") == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("838860800", 800 * MIB),
+        (" 64 B ", 64),
+        ("0", 0),
+        ("800MiB", 800 * MIB),
+        ("16GB", 16 * 10**9),
+    ],
+)
+def test_a_number_of_bytes_needs_no_unit(text: str, expected: int) -> None:
+    assert parse_bytes(text, "--memory") == expected
+
+
+@pytest.mark.parametrize("text", ["", "-5", "1.5", "1e9", "GB", "9" * 21])
+def test_what_is_no_number_of_bytes_is_one_sentence(text: str) -> None:
+    with pytest.raises(SettingsError, match=r"--memory .* is no size: use a number .* such as"):
+        parse_bytes(text, "--memory")
 
 
 @pytest.mark.parametrize("text", ["16GB", "16GiB", "16384MiB", "16384MB"])

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from clover_local.decoding.trace import choice_record
 from clover_local.errors import TraceError
 from clover_local.traces.read import read_runs
 
@@ -53,6 +54,12 @@ def test_every_run_has_its_header_its_passes_and_its_end(tmp_path: Path) -> None
     assert first.steps[0].picked[0].top == ((5, 0.5), (6, 0.1))
     assert (first.finish_reason, first.token_ids, first.ended) == ("stop", (7, 5), True)
     assert (second.finish_reason, second.ended) == (None, False)
+
+
+def test_choices_of_auto_stand_between_passes(tmp_path: Path) -> None:
+    choice = choice_record(mode="denoise", is_probe=True, at=0, why="not measured yet")
+    (run,) = read_runs(written(tmp_path, HEADER, choice, PASS, choice, PASS, END))
+    assert (len(run.steps), run.ended) == (2, True)
 
 
 def test_a_trace_of_an_earlier_version_is_read(tmp_path: Path) -> None:

@@ -6,7 +6,6 @@
 The journal moves on only after the bytes before have been synced, so what it counts is there.
 """
 
-import errno
 import hashlib
 import json
 import os
@@ -16,7 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
-from clover_local.checkpoint.write import write_file
+from clover_local.checkpoint.write import no_room, unwritable, write_file
 from clover_local.errors import CheckpointError
 from clover_local.gguf.container import DEFAULT_ALIGNMENT
 from clover_local.gguf.write import Layout
@@ -100,11 +99,7 @@ def open_partial(path: Path, layout: Layout) -> Iterator[PartialFile]:
                 partial.keep()
                 raise
     except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise _no_room(path, layout.nbytes) from None
-        raise CheckpointError(
-            f"{path} cannot be written ({error.strerror}): check the folder and its permissions"
-        ) from None
+        raise unwritable(path, layout.nbytes, error) from None
 
 
 def _lock(file: BinaryIO, path: Path) -> None:
@@ -149,14 +144,7 @@ def _finished(path: Path, layout: Layout) -> int:
 
 def _require_room(path: Path, nbytes: int) -> None:
     if shutil.disk_usage(path.parent).free < nbytes:
-        raise _no_room(path, nbytes)
-
-
-def _no_room(path: Path, nbytes: int) -> CheckpointError:
-    return CheckpointError(
-        f"{path.parent} has no room for the {nbytes} bytes of {path.name}: "
-        "free some disk space, then run the same command again"
-    )
+        raise no_room(path, nbytes)
 
 
 def _key(layout: Layout) -> str:

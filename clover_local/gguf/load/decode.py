@@ -16,10 +16,10 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from clover_local.checkpoint.read import TORCH_DTYPES
 from clover_local.gguf.types import DECODED, PLAIN_TYPES, TensorType
 from clover_local.kernels.packed import PackedWeight, Weight
 
-_PLAIN = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 _IQ4 = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
 
 Blocks = Tensor
@@ -36,7 +36,7 @@ def decode(content: Tensor, kind: TensorType, shape: tuple[int, int]) -> Weight:
     if kind.name in PLAIN_TYPES:
         if content.storage_offset() % kind.nbytes:
             content = content.clone()
-        return content.view(_PLAIN[kind.name]).view(shape)
+        return content.view(TORCH_DTYPES[kind.name]).view(shape)
     if kind.name not in _DECODERS:
         raise ValueError(f"{kind.name} is none of {', '.join(DECODED)}")
     return _DECODERS[kind.name](content.view(rows, columns // kind.block, kind.nbytes))

@@ -1,10 +1,9 @@
 """The description of a GGUF file's model as the files that a checkpoint's folder has."""
 
-import json
 from collections.abc import Mapping
-from dataclasses import asdict
 
 from clover_local.config import MODEL_TYPE, GenerationConfig, ModelConfig
+from clover_local.files import json_bytes
 from clover_local.tokenizer import Tokenizer
 
 _SAME = (
@@ -58,16 +57,10 @@ def config_values(config: ModelConfig) -> dict[str, object]:
 
 def description(generation: GenerationConfig, tokenizer: Tokenizer) -> Mapping[str, bytes]:
     """The files beside the weights but for `config.json`, by name."""
-    defaults = asdict(GenerationConfig())
-    controls = {
-        key: value
-        for key, value in asdict(generation).items()
-        if key != "given" and value != defaults[key]
-    }
     files = {
-        "generation_config.json": _json(controls),
+        "generation_config.json": json_bytes(generation.changes),
         "tokenizer.json": tokenizer.to_json().encode(),
-        "tokenizer_config.json": _json(dict(tokenizer.special_tokens)),
+        "tokenizer_config.json": json_bytes(tokenizer.special_tokens),
     }
     template = tokenizer.templates.get("default")
     return files if template is None else {**files, "chat_template.jinja": template.encode()}
@@ -75,7 +68,3 @@ def description(generation: GenerationConfig, tokenizer: Tokenizer) -> Mapping[s
 
 def _listed(value: object) -> object:
     return list(value) if isinstance(value, tuple) else value
-
-
-def _json(values: Mapping[str, object]) -> bytes:
-    return (json.dumps(values, indent=2, ensure_ascii=False) + "\n").encode()

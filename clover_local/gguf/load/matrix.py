@@ -75,7 +75,7 @@ class GgufMatrix:
         if self.order is not None:
             inverse = np.argsort(self.order)
             if self.heads is not Heads.COLUMNS:
-                weight = _rows(weight, torch.from_numpy(inverse))
+                weight = weight.rows(torch.from_numpy(inverse))
             elif (groups := _group_order(inverse, weight.group_size)) is not None:
                 weight = _groups(weight, torch.from_numpy(groups))
             else:
@@ -111,15 +111,6 @@ def _log(decay: Tensor) -> Tensor:
     distance = (candidates.double().exp() - decay.double()).abs()
     best = distance.nan_to_num(nan=float("inf")).argmin(0, keepdim=True)
     return candidates.gather(0, best)[0]
-
-
-def _rows(weight: PackedWeight, order: Tensor) -> PackedWeight:
-    return replace(
-        weight,
-        data=weight.data[order],
-        scale=weight.scale[order],
-        minimum=None if weight.minimum is None else weight.minimum[order],
-    )
 
 
 def _group_order(order: NDArray[np.int64], size: int) -> NDArray[np.int64] | None:

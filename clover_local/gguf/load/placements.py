@@ -7,9 +7,9 @@ file has them as one tensor, so that one can be read without the others.
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
-from clover_local.checkpoint.parameters import DOWN, GATE_UP, PARAMETERS, Target
-from clover_local.checkpoint.placements import Checkpoint, Placement, notes_on
-from clover_local.checkpoint.shards import Shard, TensorInfo, abbreviated
+from clover_local.checkpoint.parameters import DOWN, GATE_UP, PARAMETERS, Target, kind_of
+from clover_local.checkpoint.placements import Checkpoint, Placement, complaints, notes_on
+from clover_local.checkpoint.shards import Shard, TensorInfo
 from clover_local.config import ModelConfig
 from clover_local.gguf.container import GgufFile, GgufTensor
 from clover_local.gguf.diffusion import array_places
@@ -59,7 +59,7 @@ def match_tensors(
     places: list[TensorInfo] = []
     if diffusion is not None:
         for name, place in array_places(diffusion, config).items():
-            target = Target(name, PARAMETERS[_template(name)], place.shape)
+            target = Target(name, kind_of(name), place.shape)
             found.placements.append(Placement(place, target))
             places.append(place)
     files = {file.path: number for number, file in enumerate(model.files)}
@@ -74,15 +74,11 @@ def match_tensors(
         placements=tuple(found.placements),
         has_diffusion=diffusion is not None,
         notes=notes_on(other, has_diffusion=diffusion is not None),
-        problems=tuple(
-            f"{len(names)} {what} ({abbreviated(names)})"
-            for what, names in (
-                ("missing", found.missing),
-                ("surplus", surplus),
-                ("misshapen", found.misshapen),
-                (f"of a type that is none of {', '.join(DECODED)}", found.unread),
-            )
-            if names
+        problems=complaints(
+            ("missing", found.missing),
+            ("surplus", surplus),
+            ("misshapen", found.misshapen),
+            (f"of a type that is none of {', '.join(DECODED)}", found.unread),
         ),
     )
 
@@ -181,11 +177,6 @@ def _is_bias(name: str) -> bool:
     """Files of Clover's own architecture may hold tensors of its makers that no causal pass uses;
     a bias would be used."""
     return name.endswith(".bias")
-
-
-def _template(name: str) -> str:
-    layer = name.split(".")[1]
-    return name.replace(f"layers.{layer}.", "layers.{layer}.", 1)
 
 
 def _squeezed(shape: Iterable[int]) -> tuple[int, ...]:

@@ -3,7 +3,8 @@
 `store` may be pinned host memory, which a kernel reads over the bus through its mapped address:
 `gather_records` takes the list from the device, so that a pass inside a CUDA graph fetches what its
 own routing asked for. `copy_records` is the same by the copy engines, for a list on the host; it is
-also the definition. Which is faster is measured on the card at hand, not assumed.
+also the definition. The runtime has no use for either yet: its host decides what is copied
+(`clover_local/experts/stream.py`).
 """
 
 from collections.abc import Sequence

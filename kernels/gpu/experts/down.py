@@ -20,7 +20,7 @@ from clover_local.kernels.gpu.experts.row_tiles import (
     pieces_for,
 )
 from clover_local.kernels.gpu.gate import GateCase
-from clover_local.kernels.gpu.route import TILE_ROWS, SortedRouting
+from clover_local.kernels.gpu.route import SortedRouting
 from clover_local.kernels.gpu.tiles import TRITON_TYPES, as_words, matrix_tile, row_words
 
 # Not measured on a card yet: chosen by counting (registers, shared memory, bytes in flight).
@@ -158,13 +158,12 @@ def expert_down(
     *,
     experts: ExpertSlots,
     results: Tensor,
-    tile_rows: int = TILE_ROWS,
     config: ExpertsConfig | None = None,
 ) -> None:
     """Writes weights[t, a] * down(hidden) to `results` [T, A, D] float32.
 
     Places of experts that are in no slot stay as they are, so that waves of experts fill it one
-    after the other. Other arguments as in `int4_experts`.
+    after the other. Other arguments as in `expert_results`.
     """
     layout = experts.layout
     rows, per_row = check_experts(hidden, routing, experts=experts, columns=layout.inner)
@@ -172,7 +171,7 @@ def expert_down(
         raise ValueError(f"hidden has {len(hidden)} rows, the routing {rows * per_row} choices")
     check_results(results, (rows, per_row, layout.hidden))
     check_operand("results", results, device=hidden.device)
-    config = config or choose(CONFIGS, tile_rows=tile_rows)
+    config = config or choose(CONFIGS, tile_rows=routing.tile_rows)
     matrix = layout.down
     pieces = pieces_for(matrix, config, columns=layout.inner)
     scale_bytes = matrix.scale_dtype.itemsize

@@ -18,7 +18,7 @@ from clover_local.kernels.gpu.experts.row_tiles import (
     pieces_for,
 )
 from clover_local.kernels.gpu.gate import GateCase
-from clover_local.kernels.gpu.route import TILE_ROWS, SortedRouting
+from clover_local.kernels.gpu.route import SortedRouting
 from clover_local.kernels.gpu.tiles import TRITON_TYPES, as_words, matrix_tile, row_words
 
 # Not measured on a card yet: chosen by counting (registers, shared memory, bytes in flight).
@@ -184,19 +184,18 @@ def expert_gate_up(
     routing: SortedRouting,
     *,
     experts: ExpertSlots,
-    tile_rows: int = TILE_ROWS,
     config: ExpertsConfig | None = None,
 ) -> Tensor:
     """silu(gate(x)) * up(x) of every choice in the order of `routing.order`: [T * A, F].
 
-    Rows of experts that are in no slot stay as they are. Arguments as in `int4_experts`.
+    Rows of experts that are in no slot stay as they are. Other arguments as in `expert_results`.
     """
     layout = experts.layout
     rows, per_row = check_experts(x, routing, experts=experts, columns=layout.hidden)
     if len(x) != rows:
         raise ValueError(f"x has {len(x)} rows, the routing {rows}")
     hidden = torch.empty(rows * per_row, layout.inner, dtype=x.dtype, device=x.device)
-    config = config or choose(CONFIGS, tile_rows=tile_rows)
+    config = config or choose(CONFIGS, tile_rows=routing.tile_rows)
     matrix = layout.gate_up
     pieces = pieces_for(matrix, config, columns=layout.hidden)
     scale_bytes = matrix.scale_dtype.itemsize

@@ -103,13 +103,12 @@ def plain_wna16(
     *,
     experts: ExpertSlots,
     matrix: str,
-    tile_rows: int,
 ) -> Tensor:
     """One of an expert's matrices for every choice: [T * A, N], without minima.
 
     Args:
         x: [T, D] for `gate` and `up`, [T * A, F] by choice for `down`; contiguous.
-        routing: tiles of up to `tile_rows` rows.
+        routing: of these rows, sorted by expert.
         experts: the layer's; places of experts without a slot stay as they are.
         matrix: `gate`, `up` or `down`.
 
@@ -132,7 +131,7 @@ def plain_wna16(
         raise ValueError(f"x is {tuple(x.shape)}, {rows} rows of {per_row} choices and {k} columns")
     scale_bytes = kind.scale_dtype.itemsize
     y = torch.empty(rows * per_row, n, dtype=x.dtype, device=x.device)
-    grid = (triton.cdiv(n, BLOCK_N), len(routing.tiles), triton.cdiv(tile_rows, BLOCK_M))
+    grid = (triton.cdiv(n, BLOCK_N), len(routing.tiles), triton.cdiv(routing.tile_rows, BLOCK_M))
     plain_wna16_kernel[grid](
         bytes_ptr=experts.records,
         scale_ptr=experts.records.view(kind.scale_dtype),

@@ -88,6 +88,7 @@ def every_row(
         order=torch.arange(rows, dtype=torch.int32, device=device),
         tiles=torch.tensor(tiles, dtype=torch.int32, device=device),
         tile_count=torch.tensor([len(tiles)], dtype=torch.int32, device=device),
+        tile_rows=tile_rows,
     )
 
 
@@ -97,7 +98,6 @@ def shared_expert(
     slots: ExpertSlots,
     every: SortedRouting,
     results: Tensor | None = None,
-    tile_rows: int = TILE_ROWS,
 ) -> Tensor:
     """down(silu(gate(x)) * up(x)): [T, D] float32, a view of `results`.
 
@@ -106,20 +106,19 @@ def shared_expert(
         slots: from `shared_slots`.
         every: from `every_row`, of T rows.
         results: [T, 1, D] float32 to write to; made if not given.
-        tile_rows: what `every` was made with.
 
     Raises:
         ValueError: shapes, dtypes, strides, alignments or devices that do not fit.
     """
-    rows = len(every.order)
+    rows, tile_rows = len(every.order), every.tile_rows
     if len(every.tiles) != -(-rows // tile_rows):
         raise ValueError(f"{rows} rows are in {len(every.tiles)} tiles, not of {tile_rows} rows")
     if results is None:
         results = torch.empty(rows, 1, slots.layout.hidden, dtype=torch.float32, device=x.device)
     # Larger tiles are a prompt's: then the tables of the routed experts fit.
     gate_up, down = (GATE_UP, DOWN) if tile_rows <= GATE_UP.largest_m else (None, None)
-    hidden = expert_gate_up(x, every, experts=slots, tile_rows=tile_rows, config=gate_up)
-    expert_down(hidden, every, experts=slots, results=results, tile_rows=tile_rows, config=down)
+    hidden = expert_gate_up(x, every, experts=slots, config=gate_up)
+    expert_down(hidden, every, experts=slots, results=results, config=down)
     return results[:, 0]
 
 

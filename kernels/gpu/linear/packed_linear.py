@@ -1,9 +1,13 @@
-"""y[M, N] = x[M, K] @ dequantize(weight[N, K]).T: the kernel behind INT4 and INT8 linear maps.
+"""y[M, N] = x[M, K] @ dequantize(weight[N, K]).T for a weight of 4 or 8 bits (W4A16, W8A16).
 
-Defined by `packed_linear_reference`. A program makes BLOCK_N features of BLOCK_M rows. A narrow
-weight has too few tiles to keep a card busy, so its columns are split too: each program leaves its
-part in a workspace, and the last of a tile's programs to arrive adds the parts, always in the same
-order. Which one that is cannot change a bit, and no second launch is needed.
+Defined by `packed_linear_reference`. A program makes BLOCK_N features of BLOCK_M rows. A linear map
+of few rows costs what reading its weight costs: tiles are chosen so that enough bytes are on their
+way (the card's 896 GB/s times its latency of about a microsecond are 13 KB for each of 70
+multiprocessors).
+
+A narrow weight has too few tiles to keep a card busy, so its columns are split too: each program
+leaves its part in a workspace, and the last of a tile's programs to arrive adds the parts, always
+in the same order. Which one that is cannot change a bit, and no second launch is needed.
 """
 
 from collections.abc import Sequence
@@ -17,9 +21,12 @@ from torch import Tensor
 from clover_local.kernels.gpu.check import check_float, check_operand
 from clover_local.kernels.gpu.gate import GateCase
 from clover_local.kernels.gpu.tiles import TRITON_TYPES, as_words, matrix_tile, row_words
+from clover_local.kernels.int4 import BITS
 from clover_local.kernels.packed import PackedWeight
 
 SMALLEST_GROUP = 32
+NARROW = 4096
+WIDE = 65536
 ANY = 1 << 31
 
 
@@ -37,6 +44,55 @@ class LinearConfig:
     num_warps: int
     num_stages: int
     with_minimum: bool = True  # whether a weight with minima may be multiplied so
+    bits: tuple[int, ...] = BITS  # the widths of weights that may be
+
+
+# Not measured on a card yet: chosen by counting (registers, shared memory, bytes in flight).
+CONFIGS = (
+    # A narrow weight has 32 tiles for 2,048 features: four programs a tile make 128.
+    LinearConfig(8, NARROW, 64, 8, piece=128, block_k=128, splits=4, num_warps=4, num_stages=3),
+    LinearConfig(8, ANY, 64, 8, piece=128, block_k=128, splits=1, num_warps=4, num_stages=3),
+    # Pieces of 64 take about 20 registers less, but 8 bits spill with them on sm_89.
+    LinearConfig(
+        16, NARROW, 64, 16, piece=64, block_k=128, splits=4, num_warps=4, num_stages=3, bits=(4,)
+    ),
+    LinearConfig(
+        16, ANY, 64, 16, piece=64, block_k=128, splits=1, num_warps=4, num_stages=3, bits=(4,)
+    ),
+    LinearConfig(
+        16, NARROW, 64, 16, piece=128, block_k=128, splits=4, num_warps=4, num_stages=3, bits=(8,)
+    ),
+    LinearConfig(
+        16, ANY, 64, 16, piece=128, block_k=128, splits=1, num_warps=4, num_stages=3, bits=(8,)
+    ),
+    LinearConfig(32, NARROW, 64, 32, piece=64, block_k=128, splits=4, num_warps=4, num_stages=3),
+    LinearConfig(32, WIDE, 64, 32, piece=64, block_k=128, splits=1, num_warps=4, num_stages=3),
+    # The vocabulary: x is read once for 128 features, else that took as much of L2 as the weight.
+    LinearConfig(32, ANY, 128, 32, piece=64, block_k=128, splits=1, num_warps=8, num_stages=3),
+    # Where groups are of 32 columns, a step of two products of 4 bits spills on sm_80.
+    LinearConfig(
+        64, NARROW, 128, 64, piece=64, block_k=32, splits=4, num_warps=8, num_stages=4, bits=(4,)
+    ),
+    LinearConfig(
+        64, NARROW, 128, 64, piece=64, block_k=64, splits=4, num_warps=8, num_stages=4, bits=(8,)
+    ),
+    LinearConfig(64, ANY, 128, 64, piece=64, block_k=64, splits=1, num_warps=8, num_stages=4),
+    # A prompt: matrix instructions are the limit, so each weight is unpacked for 128 rows. Minima
+    # need a third accumulator, which does not fit beside two of this size.
+    LinearConfig(
+        ANY,
+        ANY,
+        128,
+        128,
+        piece=64,
+        block_k=64,
+        splits=1,
+        num_warps=8,
+        num_stages=3,
+        with_minimum=False,
+    ),
+    LinearConfig(ANY, ANY, 128, 64, piece=64, block_k=64, splits=1, num_warps=8, num_stages=4),
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -126,14 +182,13 @@ def packed_linear_kernel(
             tl.store(arrived_ptr + tile, 0)
 
 
-def choose(
-    configs: Sequence[LinearConfig], *, rows: int, features: int, minimum: bool
-) -> LinearConfig:
-    """The first configuration of a table that fits."""
+def choose(*, bits: int, rows: int, features: int, minimum: bool) -> LinearConfig:
+    """The first configuration of the table that fits."""
     return next(
         config
-        for config in configs
-        if rows <= config.up_to_rows
+        for config in CONFIGS
+        if bits in config.bits
+        and rows <= config.up_to_rows
         and features <= config.up_to_features
         and (config.with_minimum or not minimum)
     )
@@ -179,19 +234,28 @@ def split_workspace(
     )
 
 
-def launch(
+def packed_linear(
     x: Tensor,
     weight: PackedWeight,
     *,
-    bits: int,
-    configs: Sequence[LinearConfig],
-    config: LinearConfig | None,
-    workspace: SplitWorkspace | None,
+    config: LinearConfig | None = None,
+    workspace: SplitWorkspace | None = None,
 ) -> Tensor:
-    """Checks, then launches; the arguments are those of `int4_linear`."""
-    n, k = weight.shape
-    if weight.bits != bits:
-        raise ValueError(f"the weight has {weight.bits} bits, the kernel {bits}")
+    """`x` [M, K] times `weight` [N, K] transposed: [M, N] in the dtype of `x`.
+
+    Args:
+        x: bfloat16, float16 or float32; contiguous, its start a multiple of 16 bytes.
+        weight: groups a multiple of 32; contiguous parts, aligned like x.
+        config: one of `CONFIGS`; by the weight and the shape if not given.
+        workspace: from `split_workspace`, to be used by launches in turn; without one a launch that
+            splits columns makes its own.
+
+    Raises:
+        ValueError: shapes, dtypes, strides, alignments or devices that do not fit.
+    """
+    (n, k), bits = weight.shape, weight.bits
+    if config is not None and bits not in config.bits:
+        raise ValueError(f"the weight has {bits} bits, the configuration is for {config.bits}")
     if x.dim() != 2 or x.shape[1] != k:
         raise ValueError(f"x is {tuple(x.shape)}, the weight {(n, k)}")
     check_float("x", x)
@@ -204,7 +268,7 @@ def launch(
     y = torch.empty(rows, n, dtype=x.dtype, device=x.device)
     if not rows:
         return y
-    config = config or choose(configs, rows=rows, features=n, minimum=weight.minimum is not None)
+    config = config or choose(bits=bits, rows=rows, features=n, minimum=weight.minimum is not None)
     pieces = pieces_of(weight.group_size, columns=k, piece=config.piece, block_k=config.block_k)
     tiles = tiles_of(config, rows=rows, features=n)
     parts, arrived = y, y  # never touched where nothing is split
@@ -245,8 +309,37 @@ def launch(
     return y
 
 
-def gate_case(
-    name: str,
+def gate_cases() -> tuple[GateCase, ...]:
+    """Every configuration in groups of 128, and other formats where they take most registers."""
+    every = [_gate_case(c, bits=bits, group_size=128) for c in CONFIGS for bits in c.bits]
+    others = (
+        (4, 2048, NARROW, 64, False, torch.bfloat16),
+        (4, 32, NARROW, 32, False, torch.bfloat16),
+        (4, 64, NARROW, 32, False, torch.bfloat16),
+        (4, 2048, NARROW, 32, False, torch.bfloat16),
+        (4, 1, NARROW, 32, True, torch.bfloat16),
+        (4, 32, 248320, 32, True, torch.bfloat16),
+        (4, 2048, NARROW, 32, True, torch.bfloat16),
+        (4, 32, NARROW, 128, True, torch.float16),
+        (4, 2048, NARROW, 128, False, torch.float16),
+        (8, 64, NARROW, 32, True, torch.bfloat16),
+        (8, 2048, NARROW, 32, False, torch.bfloat16),
+        (8, 2048, NARROW, 128, True, torch.float16),
+    )
+    chosen = [
+        _gate_case(
+            choose(bits=bits, rows=rows, features=features, minimum=minimum),
+            bits=bits,
+            group_size=group_size,
+            minimum=minimum,
+            dtype=dtype,
+        )
+        for bits, rows, features, group_size, minimum, dtype in others
+    ]
+    return (*every, *chosen)
+
+
+def _gate_case(
     config: LinearConfig,
     *,
     bits: int,
@@ -283,7 +376,7 @@ def gate_case(
     tile = f"{config.block_n}x{config.block_m}/{config.splits}"
     return GateCase(
         name=(
-            f"{name} M {rows} {tile} g{group_size}"
+            f"int{bits}_linear M {rows} {tile} g{group_size}"
             + " min" * minimum
             + " f16" * (dtype == torch.float16)
         ),

@@ -215,8 +215,8 @@ def sample(
     float32: dict[str, Any] = {"dtype": torch.float32, "device": device}
     parts = torch.empty(count, splits, 4, **float32)
     maxima = torch.empty(count, splits, **float32)
-    top_values = torch.empty(count, splits, 8, **float32)
-    top_columns = torch.empty(count, splits, 8, dtype=torch.int32, device=device)
+    top_values = torch.empty(count, splits, _PLACES.value, **float32)
+    top_columns = torch.empty_like(top_values, dtype=torch.int32)
     totals = torch.empty(count, 4, **float32)
     out = SampledRows(
         torch.empty(count, dtype=torch.int64, device=device),

@@ -75,6 +75,14 @@ def assert_golden(got: Tensor, expected: Tensor) -> None:
     torch.testing.assert_close(got.cpu(), expected, rtol=0, atol=2e-5)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+def test_memory_that_nothing_was_written_to_is_nan(dtype: torch.dtype, device: str) -> None:
+    """What a kernel leaves out of its output shows in every comparison of these tests."""
+    x = torch.empty(3, 5, dtype=dtype, device=device)
+    for made in (x, torch.empty_like(x), x.new_empty(7)):
+        assert made.isnan().all()
+
+
 @pytest.mark.slow
 def test_golden_prompt_preview_and_commit(
     golden: Clover, golden_cases: Cases, golden_expected: Expected, device: str

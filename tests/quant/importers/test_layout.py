@@ -47,12 +47,6 @@ def test_a_missing_tensor_is_named() -> None:
         layout.required("q_proj", "scales", tensors={})
 
 
-@pytest.mark.parametrize("found", [("I64", 3, 4), ("I32", 4, 3)], ids=str)
-def test_words_of_another_kind_or_shape_do_not_fit(found: Any) -> None:
-    with pytest.raises(Misfit, match=r"expected I32 \[3, 4\]"):
-        layout.require_words(tensor(*found), shape=(3, 4))
-
-
 @pytest.mark.parametrize("found", [("I32", 3, 4), ("F16", 4, 3)], ids=str)
 def test_floats_of_another_kind_or_shape_do_not_fit(found: Any) -> None:
     with pytest.raises(Misfit, match=r"expected BF16 or F16 or F32 \[3, 4\]"):

@@ -40,7 +40,7 @@ def count(rows: int, device: str) -> Tensor:
     return torch.tensor([rows], dtype=torch.int32, device=device)
 
 
-@pytest.mark.parametrize("rows", [1, 7, 17])
+@pytest.mark.parametrize("rows", [1, 7, 16, 17, 32, 33])
 def test_kernel_is_the_definition(rows: int, device: str) -> None:
     x = inputs(rows, device)
     before = x["state"].clone()

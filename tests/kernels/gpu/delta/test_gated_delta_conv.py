@@ -23,7 +23,7 @@ from clover_local.kernels.norms import l2_norm
 HEADS = HeadShape(key_heads=1, value_heads=3, key_dim=12, value_dim=20)
 C = HEADS.channels
 SIZES = [
-    *((rows, torch.float32) for rows in (1, 2, 7, 17, 33)),
+    *((rows, torch.float32) for rows in (1, 2, 7, 16, 17, 32, 33)),
     (9, torch.float16),
     (9, torch.bfloat16),
 ]

@@ -67,7 +67,7 @@ class Block:
 
 
 @pytest.mark.parametrize("dtype", TOLERANCES, ids=str)
-@pytest.mark.parametrize("rows", [1, 7, 17, 32, 33])
+@pytest.mark.parametrize("rows", [1, 7, 16, 17, 32, 33])
 def test_kernel_is_the_plain_operators(rows: int, dtype: torch.dtype, device: str) -> None:
     x = Block(rows, dtype=dtype, device=device)
     before = x.state.clone()

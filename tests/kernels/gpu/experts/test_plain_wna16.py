@@ -38,7 +38,6 @@ def test_every_choice_is_multiplied_by_its_experts_matrix(
         routing,
         experts=ExpertSlots(records.to(device), layout, slots),
         matrix=matrix,
-        tile_rows=32,
     )
     weights = {
         "gate": [weight.dequantize()[:96] for weight in gate_up],
@@ -59,6 +58,4 @@ def test_another_matrix_is_refused(round_matrix: RoundMatrix, device: str) -> No
     routing = route_sorted(torch.zeros(2, 1, device=device), top_k=1)
     x = torch.zeros(2, 32, device=device)
     with pytest.raises(ValueError, match="no matrix 'gates', only gate, up, down"):
-        plain_wna16(
-            x, routing, experts=ExpertSlots(records, layout, slots), matrix="gates", tile_rows=32
-        )
+        plain_wna16(x, routing, experts=ExpertSlots(records, layout, slots), matrix="gates")

@@ -1,4 +1,4 @@
-"""The kernel behind INT4 and INT8 linear maps against dequantizing, then multiplying."""
+"""INT4 and INT8 linear maps, in every shipped configuration, against dequantizing first."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -7,9 +7,12 @@ import pytest
 import torch
 
 from clover_local.kernels.gpu.linear.packed_linear import (
+    CONFIGS,
     LinearConfig,
     SplitWorkspace,
-    launch,
+    choose,
+    gate_cases,
+    packed_linear,
     pieces_of,
     split_workspace,
 )
@@ -29,7 +32,7 @@ def run(
     config: LinearConfig = ONE,
     workspace: SplitWorkspace | None = None,
 ) -> torch.Tensor:
-    return launch(x, weight, bits=weight.bits, configs=(config,), config=None, workspace=workspace)
+    return packed_linear(x, weight, config=config, workspace=workspace)
 
 
 @pytest.mark.parametrize("asymmetric", [False, True], ids=["symmetric", "minima"])
@@ -152,10 +155,51 @@ def test_wrong_calls_are_refused_with_both_values(round_matrix: RoundMatrix, dev
         run(torch.randn(3 * 128 + 1, device=device)[1:].view(3, 128), weight)
     with pytest.raises(ValueError, match="scale is on meta, the rows on"):
         run(x, replace(weight, scale=weight.scale.to("meta")))
-    with pytest.raises(ValueError, match="the weight has 4 bits, the kernel 8"):
-        launch(x, weight, bits=8, configs=(ONE,), config=None, workspace=None)
+    with pytest.raises(ValueError, match=r"the weight has 4 bits, the configuration is for \(8,\)"):
+        run(x, weight, config=replace(ONE, bits=(8,)))
     with pytest.raises(ValueError, match="groups of 16 columns are no multiple of 32"):
         run(x, round_matrix(torch.randn(16, 128), group_size=16).to(device))
     with pytest.raises(ValueError, match="holds 0 numbers of 0 tiles, 3072 of 1 are needed"):
         small = split_workspace([ONE], rows=1, features=16, device=device)
         run(x, weight, config=SPLIT, workspace=small)
+
+
+@pytest.mark.parametrize(
+    ("bits", "number"),
+    [(bits, number) for number, config in enumerate(CONFIGS) for bits in config.bits],
+)
+def test_configuration_agrees_with_the_reference(
+    bits: int, number: int, round_matrix: RoundMatrix, device: str
+) -> None:
+    config = CONFIGS[number]
+    rows, n = min(config.up_to_rows, 130) - 1, config.block_n + 3
+    weight = round_matrix(
+        torch.randn(n, 384) * 0.05, bits=bits, group_size=128, asymmetric=config.with_minimum
+    )
+    x = torch.randn(rows, 384).half()
+    y = packed_linear(x.to(device), weight.to(device), config=config)
+    torch.testing.assert_close(y.cpu(), packed_linear_reference(x, weight), rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize("rows", [1, 16, 17, 32, 33, 64, 65, 2048])
+@pytest.mark.parametrize("features", [512, 2048, 12352, 248320])
+@pytest.mark.parametrize("minimum", [False, True])
+def test_table_has_a_configuration_for_every_shape(
+    bits: int, rows: int, features: int, minimum: bool
+) -> None:
+    config = choose(bits=bits, rows=rows, features=features, minimum=minimum)
+    assert rows > 64 or rows <= config.block_m  # a pass reads its weights once
+    assert config.with_minimum or not minimum
+    assert bits in config.bits
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+def test_gate_compiles_every_configuration(bits: int) -> None:
+    tiles = {
+        (case.constexprs["BLOCK_N"], case.constexprs["BLOCK_M"], case.constexprs["SPLITS"])
+        for case in gate_cases()
+        if case.constexprs["BITS"] == bits
+    }
+    expected = {(c.block_n, c.block_m, c.splits) for c in CONFIGS if bits in c.bits}
+    assert tiles == expected
