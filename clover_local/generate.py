@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterator, Sequence
 
 from clover_local.cache import SequenceState
 from clover_local.decoding.auto.auto import MODES, Auto
+from clover_local.decoding.auto.chooser import Rate
+from clover_local.decoding.auto.spectator import Spectator
 from clover_local.decoding.events import Event, Finished, PromptCommitted, PromptProgress
 from clover_local.decoding.forwards import Model
 from clover_local.decoding.host_pick import HostPicker
@@ -53,8 +55,12 @@ class Generator:
         self.result: GenerationResult | None = None
         """The last run's result, also of an interrupted one; None during a run, after an error."""
         self._run: Run | None = None
-        self.modes: dict[str, Mode] = {**MODES, "auto": Auto()}
+        auto = Auto()
+        self.modes: dict[str, Mode] = {**MODES, "auto": auto}
         """By name; `auto` goes on with what it has measured in earlier turns."""
+        self.watches = False
+        """Whether answers of other modes are watched for `advice`."""
+        self._spectator = Spectator(auto)
         self._picker: Picker = picker or HostPicker()
         self._on_note = on_note
 
@@ -62,6 +68,16 @@ class Generator:
     def emitted(self) -> Sequence[EmittedToken]:
         """The tokens of the run that was started last, so far."""
         return [] if self._run is None else self._run.tokens
+
+    def advice(self) -> Rate | None:
+        """The mode that `auto` would have run, where that would have been faster for certain.
+
+        Known of answers that were watched; what other modes' forwards cost is rehearsed once.
+
+        Raises:
+            CloverError: as a forward.
+        """
+        return self._spectator.advice(self.model, self.state, self.settings)
 
     def run(self, prompt_ids: Sequence[int], *, checkpoints: Sequence[int] = ()) -> EventStream:
         """The events of one answer; checks its arguments before it returns.
@@ -130,8 +146,9 @@ class Generator:
         try:
             self.result, self._run = None, run
             yield from self._commit_prompt(run, prompt_ids, mode, checkpoints)
+            steps = self._spectator if self.watches and run.settings.mode != "auto" else mode
             while run.finish_reason is None:
-                yield from mode.block(run)
+                yield from steps.block(run)
             yield Finished(self._finish(run, run.finish_reason))
         except (KeyboardInterrupt, GeneratorExit):
             self._finish(run, "cancelled")

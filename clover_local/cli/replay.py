@@ -41,11 +41,6 @@ def replay(
 
     memory = o.memory_options(call)
     runs = read_runs(trace)
-    if any(run.header.settings.get("mode") == "auto" for run in runs):
-        raise TraceError(
-            f"{trace} is of the mode auto, whose choices follow the clock and are others every "
-            "time: record it with --mode denoise, draft or ar"
-        )
     header = runs[0].header
     name = model or header.model
     if not name:

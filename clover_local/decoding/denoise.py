@@ -66,9 +66,11 @@ def _resolve(
         if run.stop_requested():
             return block
         began = time.perf_counter()
-        passes.append(one_pass(run, block, pass_number=len(passes)))
+        number = len(passes)
+        picked, fixed = one_pass(run, block, pass_number=number)
+        passes.append(fixed)
         milliseconds = 1000 * (time.perf_counter() - began)
-        yield PassDone(index, start, len(passes) - 1, tuple(block), passes[-1], milliseconds)
+        yield PassDone(index, start, number, tuple(block), fixed, milliseconds, picked)
     return block
 
 
@@ -78,8 +80,10 @@ def rows_that_count(block: Sequence[int], settings: Settings) -> int:
     return next((row for row, token in enumerate(block) if token in stops), len(block))
 
 
-def one_pass(run: Run, block: list[int], *, pass_number: int) -> tuple[Fixed, ...]:
-    """One preview; writes the accepted tokens into `block` and returns them.
+def one_pass(
+    run: Run, block: list[int], *, pass_number: int
+) -> tuple[tuple[Fixed, ...], tuple[Fixed, ...]]:
+    """One preview; writes the accepted tokens into `block`; returns all picked ones, and these.
 
     Raises:
         RuntimeError: the rule accepted no row, which would never end.
@@ -89,17 +93,10 @@ def one_pass(run: Run, block: list[int], *, pass_number: int) -> tuple[Fixed, ..
     masked = [row for row, token in enumerate(block) if token == run.settings.mask_token_id]
     output = run.preview(block)
     statistics, accepted = run.pick_block(output, block=block, rows=masked, pass_number=pass_number)
-    fixed = tuple(
-        Fixed(row, token, confidence)
-        for row, token, confidence, accept in zip(
-            masked,
-            statistics.token.tolist(),
-            statistics.confidence.tolist(),
-            accepted.accept.tolist(),
-            strict=True,
-        )
-        if accept
-    )
+    tokens, confidences = statistics.token.tolist(), statistics.confidence.tolist()
+    picked = tuple(map(Fixed, masked, tokens, confidences))
+    accepts = accepted.accept.tolist()
+    fixed = tuple(each for each, accept in zip(picked, accepts, strict=True) if accept)
     if not fixed:
         raise RuntimeError(f"pass {pass_number} fixed none of {len(masked)} masked rows")
     for row in fixed:
@@ -115,7 +112,7 @@ def one_pass(run: Run, block: list[int], *, pass_number: int) -> tuple[Fixed, ..
         output=output,
         milliseconds=1000 * seconds,
     )
-    return fixed
+    return picked, fixed
 
 
 def _emitted(passes: list[tuple[Fixed, ...]], *, length: int, block: int) -> list[EmittedToken]:

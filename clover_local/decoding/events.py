@@ -34,6 +34,7 @@ class PassDone:
     tokens: tuple[int, ...]  # the block after this pass; MASK where a row is still open
     fixed: tuple[Fixed, ...]  # rows of this pass, ascending
     milliseconds: float
+    picked: tuple[Fixed, ...] = ()  # all rows that were masked, also those that stay so
 
 
 @dataclass(frozen=True)

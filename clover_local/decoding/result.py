@@ -229,8 +229,11 @@ class GenerationResult:
         return self.token_ids[:-1] if self.finish_reason == "stop" else self.token_ids
 
     def to_json(self, *, text: str) -> dict[str, object]:
-        """The object that `generate --json` prints; `text` is `text_ids` decoded."""
-        return {
+        """The object that `generate --json` prints; `text` is `text_ids` decoded.
+
+        The mode `auto` adds `auto`: what it runs by now, and what it knows of each mode.
+        """
+        found: dict[str, object] = {
             "text": text,
             "token_ids": list(self.token_ids),
             "prompt_tokens": self.prompt_tokens,
@@ -241,6 +244,7 @@ class GenerationResult:
             "confidence": [token.confidence for token in self.tokens],
             "stats": asdict(self.stats),
         }
+        return found if self.auto is None else {**found, "auto": self.auto.to_json()}
 
 
 def emitted_length(tokens: Sequence[int], *, stop_ids: Collection[int], allowed: int) -> int:

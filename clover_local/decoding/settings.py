@@ -55,7 +55,7 @@ class Settings:
     accept: str = "typical"
     accept_ratio: float = 0.9
     accept_delta: float = 0.6
-    auto: tuple[str, ...] = ("denoise", "draft", "ar")  # tried first in this order
+    auto: tuple[str, ...] = ("denoise", "draft", "ar")  # the first one runs first
     temperature: float = 0.0
     top_k: int = 0
     top_p: float = 1.0

@@ -1,7 +1,7 @@
 """A recorded run again: the first pass whose rows or tokens are others than in the trace.
 
 Milliseconds and confidences differ from machine to machine and are not compared: what a pass does
-to the text is which rows get which tokens.
+to the text is which rows get which tokens. A run of `auto` goes by the modes that the trace has.
 """
 
 from collections.abc import Mapping, Sequence
@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from clover_local.decoding.settings import Settings
 from clover_local.generate import Generator
 from clover_local.traces.read import RecordedRun, Step, step_of
+from clover_local.traces.schedule import Schedule
 
 
 @dataclass(frozen=True)
@@ -108,6 +109,8 @@ def replay(
         generator.settings = own
         generator.trace = comparison
         generator.should_stop = comparison.is_complete
+        if recorded.steps:
+            generator.modes["auto"] = Schedule(recorded, comparison)
         for _ in generator.run(recorded.header.prompt_ids):
             pass
         passes += comparison.steps

@@ -40,8 +40,10 @@ def traced(run: Call, model_folder: Path, tmp_path: Path) -> Callable[..., Path]
         ("--mode", "ar", "--temperature", "1", "--seed", "9"),
         ("--mode", "draft", "--frequency-penalty", "0.5", "--suppress", "3,4"),
         ("--context", "60", "--threshold", "0.3"),
+        ("--mode", "auto", "--max-new-tokens", "90"),
+        ("--mode", "auto", "--auto", "draft,ar", "--temperature", "0.8", "--min-new-tokens", "80"),
     ],
-    ids=["denoise", "ar-drawn", "draft", "context"],
+    ids=["denoise", "ar-drawn", "draft", "context", "auto", "auto-drawn"],
 )
 def test_a_run_is_the_same_again(run: Call, traced: Call, arguments: tuple[str, ...]) -> None:
     outcome = run("replay", str(traced(*arguments)))
@@ -113,12 +115,6 @@ def test_another_model_is_said_and_with_strict_refused(
     outcome = run("replay", str(path), "--model", "demo")
     assert outcome.code == 1
     assert "--model" in outcome.err.splitlines()[-1]
-
-
-def test_a_trace_of_auto_is_refused_for_its_clock(run: Call, traced: Call) -> None:
-    outcome = run("replay", str(traced("--mode", "auto")), "--quiet")
-    assert (outcome.code, outcome.out, outcome.err.count("\n")) == (1, "", 1)
-    assert "follow the clock" in outcome.err
 
 
 def test_a_trace_that_cannot_be_replayed_is_one_line(

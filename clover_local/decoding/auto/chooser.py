@@ -1,40 +1,38 @@
-"""Which mode to run next, from what each has done so far: numbers in, a name out.
+"""Which mode to run next, from what each has done and would have done: numbers in, a name out.
 
-A mode's rate is its tokens a forward over its milliseconds a forward, of its last few stretches.
-The fastest runs; another takes over only where it is faster by a margin. Texts change, so the
-others are probed now and then: the slower, the more rarely, but one of which little is known gets
-the benefit of the doubt.
+A mode's rate is its tokens over what its forwards cost. How many forwards it needs is known of the
+modes that run, and of the others by foresight (`foresight.py`); what a forward costs has to be
+measured, so every mode is tried once: `ar` first, as one forward tells all of it. The fastest runs;
+another takes over only where it is faster by a margin. Machines and texts change, so the others are
+probed now and then, by single forwards: the more a probe loses, and the oftener it told nothing
+new, the more rarely.
 """
 
-from collections import deque
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from math import sqrt
-from statistics import median
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
-WINDOW = 32
-"""Steps that a mode is judged by."""
-MARGIN = 1.1
-"""So much faster another mode must be to take over."""
-GROWTH = 2.0
-"""Passes resolve so many times more rows, the more of the block is resolved: a generous guess."""
-FIRST_STEPS = 4
-"""Steps that each mode is tried for in the beginning, unless it is hopeless after one."""
-KEPT_STEPS = 8
-"""Steps of a mode that still count when it is probed after a while."""
-HOPELESS = 0.4
-"""Less than this share of the best rate."""
-DOUBT = 0.4
-"""How far, relatively, the tokens of one step of `denoise` or `draft` are from their mean."""
-PROBE_SHARE = 0.02
-"""Of the time, for the probes of one mode: those of a slow one are rare."""
+from clover_local.decoding.auto.foresight import Forwards
+from clover_local.decoding.auto.prices import Price
+
+MARGIN = 1.05
+"""So much faster another mode must be to take over, when all is known."""
+DOUBT, DOUBT_OF_AR = 0.4, 1.5
+"""The margin is wider by this, over the stretches known. `ar` is not seen on the same text."""
+HALF_LIFE = 32
+"""Stretches after which a text counts half."""
+FIRST_STRETCHES = 2
+"""Of the mode that runs at first, before another one that is no single forward is tried."""
 LEAST_INTERVAL, MOST_INTERVAL = 8, 128
 """Stretches between two probes of a mode."""
+PROBE_SHARE = 0.005
+"""Of the time, at most, for the probes of one mode; `MOST_INTERVAL` goes before it."""
+GROWTH = 2.0
+"""Passes resolve so many times more rows, the more of the block is resolved: a generous guess."""
 
 
 @dataclass(frozen=True)
 class Choice:
-    """The mode of the next step, and why."""
+    """The mode of the next stretch, and why."""
 
     mode: str
     is_probe: bool
@@ -76,66 +74,135 @@ class AutoUse:
         against = f" against {', '.join(others)}" if others else ""
         return f"{self.mode}: {own:.0f} tok/s{against}"
 
+    def to_json(self) -> dict[str, object]:
+        """The same as an object; `rates` has the fastest first."""
+        rates = [
+            {
+                "mode": rate.mode,
+                "tokens_per_second": rate.tokens_per_second,
+                "tokens_per_forward": rate.tokens_per_forward,
+                "ms_per_forward": rate.ms_per_forward,
+            }
+            for rate in self.rates
+        ]
+        return {
+            "mode": self.mode,
+            "why": self.line,
+            "rates": rates,
+            "probes": self.probes,
+            "changes": self.changes,
+        }
+
 
 @dataclass(frozen=True)
-class Step:
-    """What a mode has done in a stretch: a block of tokens, or as much of it as there was."""
+class Stretch:
+    """What a mode has done: a block of tokens, or as much of it as there was, and its cost."""
 
-    tokens: float
-    forwards: float
-    milliseconds: float
+    forwards: Forwards
+    preview_ms: float = 0.0  # of all its previews
+    commit_ms: float = 0.0  # of all its commits, or verifies
+
+    @property
+    def milliseconds(self) -> float:
+        """Of all its forwards."""
+        return self.preview_ms + self.commit_ms
 
 
-def projected(*, rows: int, resolved: int, passes: int, milliseconds: float) -> Step:
+def projected(*, rows: int, resolved: int, passes: int) -> Forwards:
     """A block of `denoise`, some rows resolved by `passes` previews, thought to its end.
 
     With a good will: a probe is left only where even this would be slower.
     """
     left = (rows - resolved) * passes / (GROWTH * resolved)
-    forwards = passes + left + 1  # the commit
-    return Step(rows, forwards, milliseconds / passes * forwards)
+    return Forwards(rows, passes + left, 1)
 
 
-class _Measured:
-    """The last steps of one mode."""
+class _Known:
+    """What is known of one mode."""
 
-    def __init__(self) -> None:
-        self._steps = deque[Step](maxlen=WINDOW)
-        self._cold = True
+    def __init__(self, mode: str) -> None:
+        self.mode = mode
+        self.preview, self.commit = Price(), Price()
+        self.stretches = 0
+        """Measured ones."""
         self.asked = 0
-        """When it was measured last: a count of all steps."""
+        """When it was measured last: a count of all stretches."""
+        self.interval = LEAST_INTERVAL
+        """Until the next probe; it doubles with each."""
+        self.weight = 0.0
+        """Stretches whose forwards are known, old ones for less; below their sums."""
+        self._tokens = self._previews = self._commits = 0.0
+
+    def fade(self, share: float) -> None:
+        """Lets everything known of texts count for a share."""
+        self.weight *= share
+        self._tokens *= share
+        self._previews *= share
+        self._commits *= share
+
+    def add(self, forwards: Forwards) -> None:
+        self.weight += 1
+        self._tokens += forwards.tokens
+        self._previews += forwards.previews
+        self._commits += forwards.commits
+
+    def measure(self, stretch: Stretch, *, is_probe: bool) -> None:
+        """Takes the prices. A probe follows after a long time, and a surprise on another soon."""
+        for price, count, milliseconds in (
+            (self.preview, stretch.forwards.previews, stretch.preview_ms),
+            (self.commit, stretch.forwards.commits, stretch.commit_ms),
+        ):
+            if count:
+                if is_probe:
+                    price.forget()
+                price.add(milliseconds / count)
+        if is_probe:
+            doubled = min(max(2 * self.interval, LEAST_INTERVAL), MOST_INTERVAL)
+            self.interval = LEAST_INTERVAL if self.has_news else doubled
 
     @property
-    def steps(self) -> int:
-        """How many count."""
-        return len(self._steps)
-
-    def add(self, step: Step, *, asked: int) -> None:
-        if self._cold and self._steps:  # the first step of all has paid for what is made once
-            self._cold = False
-            first = self._steps.pop()
-            each = min(x.milliseconds / x.forwards for x in (first, step))
-            self._steps.append(replace(first, milliseconds=each * first.forwards))
-        self._steps.append(step)
-        self.asked = asked
-
-    def forget(self) -> None:
-        """All but a few steps, before a new one after a long time."""
-        while len(self._steps) > KEPT_STEPS:
-            self._steps.popleft()
+    def has_news(self) -> bool:
+        """Whether it costs another price than before."""
+        return self.preview.has_news or self.commit.has_news
 
     @property
-    def doubt(self) -> float:
-        """How far the rate may be from the true one, as a share."""
-        return DOUBT / sqrt(len(self._steps))
+    def was_cold(self) -> bool:
+        """Whether its first forward paid for what is made once."""
+        return self.preview.was_cold or self.commit.was_cold
 
-    def rate(self, mode: str) -> Rate:
-        forwards = sum(step.forwards for step in self._steps)
-        return Rate(
-            mode,
-            sum(step.tokens for step in self._steps) / forwards,
-            median(step.milliseconds / step.forwards for step in self._steps),
-        )
+    @property
+    def rate(self) -> Rate | None:
+        """None where something is not known yet."""
+        forwards = self._previews + self._commits
+        if not forwards or not self._tokens:
+            return None
+        if (self._previews and not self.preview.is_known) or not self.commit.is_known:
+            return None
+        return Rate(self.mode, self._tokens / forwards, self._milliseconds / forwards)
+
+    @property
+    def tokens_per_stretch(self) -> float:
+        """0 where no text was seen."""
+        return self._tokens / self.weight if self.weight else 0.0
+
+    @property
+    def _milliseconds(self) -> float:
+        previews = self._previews * self.preview.milliseconds
+        return previews + self._commits * self.commit.milliseconds
+
+    def loss_of_probe(self, best: float, *, preview_ms: float) -> float:
+        """Milliseconds that one probe wastes, where `best` tokens a millisecond could be had."""
+        if not self._commits:
+            return 0.0
+        cost = self._previews * preview_ms + self._commits * self.commit.milliseconds
+        loss = (cost - self._tokens / best) / self._commits  # of a block, a round or a token
+        if self.mode == "denoise":  # may be left after one preview
+            loss = min(loss, preview_ms)
+        return max(loss, 0.0)
+
+    def is_hopeless(self, best: float, *, preview_ms: float) -> bool:
+        """Whether its previews alone take longer than `best` tokens a millisecond allow."""
+        return self._tokens < best * self._previews * preview_ms
 
 
 class Chooser:
@@ -150,79 +217,151 @@ class Chooser:
         if not modes:
             raise ValueError("0 modes to choose from, at least 1 is needed")
         self.modes = tuple(modes)
-        self._measured: dict[str, _Measured] = {}
+        self._known = {mode: _Known(mode) for mode in self.modes}
         self._current = self.modes[0]
-        self._asked = 0
+        self._count = 0
+        self._text_at = 0  # the stretch whose text was seen last
         self._probes = 0
         self._changes = 0
 
     def choose(self) -> Choice:
-        """The mode of the next step."""
-        for mode in self.modes:
-            if mode not in self._measured:
-                return Choice(mode, len(self.modes) > 1, "not measured yet")
-        others = [mode for mode in self.modes if mode != self._current]
-        new = self._least_tried()
-        if others and new is not None:
-            return Choice(new, True, f"tried {self._measured[new].steps} times so far")
-        due = [mode for mode in others if self._since(mode) >= self._interval(mode)]
+        """The mode of the next stretch."""
+        if len(self.modes) == 1:
+            return Choice(self._current, False, "the only one")
+        if "ar" in self.modes and self._known["ar"].stretches == 0:
+            return Choice("ar", True, "not measured yet")
+        if self._current != "ar" and self._known[self._current].stretches < FIRST_STRETCHES:
+            return Choice(self._current, True, "not measured yet")
+        others = [known for known in self._known.values() if known.mode != self._current]
+        for known in others:
+            if known.stretches == 0 and not self._is_hopeless(known):
+                return Choice(known.mode, True, "not measured yet")
+            if known.stretches == 1 and any(each.was_cold for each in self._known.values()):
+                return Choice(known.mode, True, "measured in a cold start only")
+        due = [known for known in others if self._since(known) >= self._interval(known)]
         if due:
             stalest = max(due, key=self._since)
-            return Choice(stalest, True, f"not run for {self._since(stalest)} stretches")
+            return Choice(stalest.mode, True, f"not run for {self._since(stalest)} stretches")
         return Choice(self._current, False, self.use().line)
 
-    def is_worse(self, step: Step) -> bool:
-        """Whether a step that came to this would be slower than what is known."""
-        best = max((rate.tokens_per_second for rate in self.use().rates), default=0.0)
-        return 1000 * step.tokens < best * step.milliseconds
+    def is_slower(self, forwards: Forwards, *, ms_per_forward: float) -> bool:
+        """Whether such a stretch would be slower than the best that is known."""
+        milliseconds = (forwards.previews + forwards.commits) * ms_per_forward
+        return 1000 * forwards.tokens < self._best() * milliseconds
 
-    def record(self, choice: Choice, step: Step) -> None:
-        """What a stretch came to; one without forwards says nothing."""
-        if step.forwards == 0:
+    def record(
+        self, choice: Choice, stretch: Stretch, foreseen: Mapping[str, Forwards] | None = None
+    ) -> None:
+        """What a stretch came to; one without forwards says nothing.
+
+        Args:
+            foreseen: by mode, what others would have needed for the same text; of the mode itself
+                what it would have come to, where it was left early.
+        """
+        forwards = stretch.forwards
+        if not forwards.previews + forwards.commits:
             return
-        self._asked += 1
-        measured = self._measured.setdefault(choice.mode, _Measured())
-        if choice.is_probe:
-            measured.forget()
-            self._probes += 1
-        measured.add(step, asked=self._asked)
+        self._count += 1
+        known, before = self._known[choice.mode], self._best()
+        self._probes += choice.is_probe
+        known.measure(stretch, is_probe=choice.is_probe)
+        known.stretches += 1
+        known.asked = self._count
+        self._see(choice.mode, {choice.mode: forwards, **(foreseen or {})})
+        beats = 1000 * forwards.tokens > MARGIN * before * stretch.milliseconds > 0
+        if choice.is_probe and beats and self._current == "ar" and forwards.commits:
+            # `ar` sees nothing of the others: this may be another kind of text.
+            known.fade(0.5)
+            known.interval = 0
         self._take_the_best()
+
+    def price(self, mode: str, *, preview_ms: float | None, commit_ms: float | None) -> None:
+        """What forwards of a mode cost that were made for the sake of it; None: not made."""
+        known = self._known[mode]
+        for price, milliseconds in ((known.preview, preview_ms), (known.commit, commit_ms)):
+            if milliseconds is not None:
+                price.add(milliseconds)
+        if mode == "ar":
+            known.add(Forwards(1, 0, 1))
+
+    def unpriced(self) -> tuple[str, ...]:
+        """Modes whose forwards were never measured."""
+        return tuple(mode for mode, known in self._known.items() if not known.commit.is_known)
+
+    def see(self, needed: Mapping[str, Forwards]) -> None:
+        """What modes would have needed for a text that none of them wrote."""
+        for mode, forwards in needed.items():
+            if mode in self._known:
+                self._known[mode].add(forwards)
+
+    def faster_than(self, mode: str) -> Rate | None:
+        """The fastest mode, if it is faster than `mode` by the margin."""
+        rates = self._rates()
+        if mode not in rates:
+            return None
+        best = max(rates.values(), key=lambda rate: rate.tokens_per_second)
+        least = self._margin(best.mode, mode) * rates[mode].tokens_per_second
+        return best if best.mode != mode and best.tokens_per_second > least else None
 
     def use(self) -> AutoUse:
         """What is known by now."""
-        rates = [measured.rate(mode) for mode, measured in self._measured.items()]
-        rates.sort(key=lambda rate: -rate.tokens_per_second)
+        rates = sorted(self._rates().values(), key=lambda rate: -rate.tokens_per_second)
         return AutoUse(self._current, tuple(rates), self._probes, self._changes)
 
-    def _least_tried(self) -> str | None:
-        """A mode that has not been tried often enough to judge it."""
-        rates = {rate.mode: rate.tokens_per_second for rate in self.use().rates}
-        least = HOPELESS * max(rates.values())
-        few = [
-            mode
-            for mode, measured in self._measured.items()
-            if measured.steps < FIRST_STEPS and rates[mode] >= least and mode != "ar"
-        ]
-        return min(few, key=lambda mode: self._measured[mode].steps, default=None)
+    def _see(self, mode: str, needed: Mapping[str, Forwards]) -> None:
+        """Takes how many forwards a text needed in `mode`, or would have needed in others."""
+        if mode != "ar":
+            share = 0.5 ** ((self._count - self._text_at) / HALF_LIFE)
+            self._text_at = self._count
+            for known in self._known.values():
+                known.fade(share)
+        for each, forwards in needed.items():
+            if each in self._known and forwards.tokens:
+                self._known[each].add(forwards)
 
-    def _since(self, mode: str) -> int:
+    def _rates(self) -> dict[str, Rate]:
+        rates = ((mode, known.rate) for mode, known in self._known.items())
+        return {mode: rate for mode, rate in rates if rate is not None}
+
+    def _best(self) -> float:
+        """Tokens a second, 0 where nothing is known."""
+        return max((rate.tokens_per_second for rate in self._rates().values()), default=0.0)
+
+    def _since(self, known: _Known) -> int:
         """Stretches since the last of this mode."""
-        return self._asked - self._measured[mode].asked
+        return self._count - known.asked
 
-    def _interval(self, mode: str) -> int:
-        """Stretches between two probes of a mode, by how much time each of them loses at best."""
-        rates = {rate.mode: rate.tokens_per_second for rate in self.use().rates}
-        best = max(rates.values())
-        # `ar` has one token a forward, without doubt.
-        doubt = 0.0 if mode == "ar" else best * self._measured[mode].doubt
-        loss = best / max(rates[mode] + doubt, 1e-9) - 1
-        return round(min(max(loss / PROBE_SHARE, LEAST_INTERVAL), MOST_INTERVAL))
+    def _interval(self, known: _Known) -> float:
+        """Stretches between two probes of a mode."""
+        best = self._best() / 1000
+        if best == 0:
+            return known.interval
+        stretch = max(self._known[self._current].tokens_per_stretch, 1.0) / best
+        loss = known.loss_of_probe(best, preview_ms=self._preview_ms(known))
+        return min(max(known.interval, loss / stretch / PROBE_SHARE), MOST_INTERVAL)
+
+    def _is_hopeless(self, known: _Known) -> bool:
+        """Whether a mode that was never measured cannot be the fastest, by what others tell."""
+        return known.is_hopeless(self._best() / 1000, preview_ms=self._preview_ms(known))
+
+    def _preview_ms(self, known: _Known) -> float:
+        """Milliseconds of a preview; of another mode, where this one has not run."""
+        prices = [known.preview, *(other.preview for other in self._known.values())]
+        return next((price.milliseconds for price in prices if price.is_known), 0.0)
 
     def _take_the_best(self) -> None:
         """Changes the mode where another one may be faster by the margin."""
-        rates = {rate.mode: rate.tokens_per_second for rate in self.use().rates}
-        best = max(rates, key=lambda mode: rates[mode])
-        if best == self._current or rates[best] < MARGIN * rates.get(self._current, 0.0):
+        best = self.faster_than(self._current)
+        if best is None:
             return
-        self._current = best
+        self._current = best.mode
         self._changes += 1
+        for known in self._known.values():
+            known.interval = LEAST_INTERVAL
+
+    def _margin(self, best: str, mode: str) -> float:
+        """How many times as fast one has to be for certain."""
+        pair = (best, mode)
+        seen = min((self._known[each].weight for each in pair if each != "ar"), default=1.0)
+        doubt = DOUBT_OF_AR if "ar" in pair else DOUBT
+        return MARGIN + doubt / max(seen, 1.0)

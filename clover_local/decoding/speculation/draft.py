@@ -72,8 +72,8 @@ def _propose(run: Run, pending: int, *, width: int, index: int) -> PassDone:
         output=output,
         milliseconds=1000 * seconds,
     )
-    fixed = map(Fixed, range(width - 1), tokens, statistics.confidence.tolist())
-    return PassDone(index, start, 0, tuple(tokens), tuple(fixed), 1000 * seconds)
+    fixed = tuple(map(Fixed, range(width - 1), tokens, statistics.confidence.tolist()))
+    return PassDone(index, start, 0, tuple(tokens), fixed, 1000 * seconds, fixed)
 
 
 def _verify(run: Run, rows: Sequence[int], *, allowed: int, index: int) -> tuple[int, ...]:
