@@ -15,6 +15,7 @@ from torch import Tensor
 from clover_local.config import ModelConfig
 from clover_local.kernels.dispatch import DeltaRecord, DeltaState, KeysValues
 from clover_local.memory.parts import CHECKPOINTS
+from clover_local.prefix import Prefix
 
 FIRST_ROWS = 256
 
@@ -23,7 +24,7 @@ FIRST_ROWS = 256
 class Committed:
     """Everything that committed tokens left behind, except keys and values."""
 
-    tokens: tuple[int, ...]
+    tokens: Prefix
     recurrent: tuple[Tensor, ...]  # per GDN layer [H_v, Dk, Dv] float32
     conv: tuple[Tensor, ...]  # per GDN layer [J - 1, C] float32: the last inputs of the convolution
 
@@ -110,7 +111,8 @@ class SequenceState:
         }
         # The tokens whose rows the buffers hold; starts with the committed ones, and goes on behind
         # them after a rewind. Whatever is a prefix of it can be restored.
-        self._stored: tuple[int, ...] = ()
+        self._stored = Prefix()
+        self._is_reserved = False  # rows behind them are being written
         self._checkpoints: list[Committed] = []  # the latest last
         self._length = torch.zeros(1, dtype=torch.int32, device=self.device)
         self._length_is = 0
@@ -137,18 +139,21 @@ class SequenceState:
         keys, values = self._keys_values[layer]
         return keys[: self.length], values[: self.length]
 
-    def view(self) -> StateView:
+    def view(self, *, scratch: bool = False) -> StateView:
         """What a pass reads; valid until rows are reserved or the committed tokens change.
+
+        With `scratch` the pass may use rows behind the committed ones that mean nothing, if any.
 
         The length is written to the device only here: no commit can be published by halves.
         """
         if self._length_is != self.length:
             self._length.fill_(self.length)
             self._length_is = self.length
+        spare = scratch and not self._is_reserved and len(self._stored) == self.length
         return StateView(
             length=self._length,
             keys_values={
-                layer: KeysValues(keys, values, self._length)
+                layer: KeysValues(keys, values, self._length, spare)
                 for layer, (keys, values) in self._keys_values.items()
             },
             delta=tuple(map(DeltaState, self.committed.recurrent, self.committed.conv)),
@@ -164,7 +169,8 @@ class SequenceState:
         """
         if rows > self.room:
             raise ValueError(f"{rows} rows, room for {self.room} of {self.context}")
-        self._stored = self._stored[: self.length]
+        self._stored = self._stored.first(self.length)
+        self._is_reserved = True
         for layer in self._keys_values:
             self._reserve(layer, self.length + rows)
 
@@ -183,9 +189,11 @@ class SequenceState:
 
         `recurrent` and `conv` are the states after them, per GDN layer.
         """
-        committed = Committed((*self.committed.tokens, *tokens), tuple(recurrent), tuple(conv))
+        followed = self.committed.tokens.followed_by(tokens)
+        committed = Committed(followed, tuple(recurrent), tuple(conv))
         self._stored = committed.tokens
         self.committed = committed
+        self._is_reserved = False
 
     def checkpoint(self) -> Committed:
         """Keeps a copy of this point, among a few, in host memory; once per point.
@@ -218,12 +226,11 @@ class SequenceState:
         Returns:
             How many tokens of the prompt are committed now; 0 after a reset.
         """
-        prompt = tuple(prompt_ids)
         points = [
             point
             for point in (*self._checkpoints, self.committed)
-            if len(point.tokens) <= len(prompt) - left
-            and point.tokens == prompt[: len(point.tokens)]
+            if len(point.tokens) <= len(prompt_ids) - left
+            and point.tokens.starts(prompt_ids)
             and self._restorable(point)
         ]
         if points:
@@ -235,7 +242,7 @@ class SequenceState:
     def reset(self) -> None:
         """Forgets everything, checkpoints included; keeps the buffers."""
         self._checkpoints.clear()
-        self._stored = ()
+        self._stored = Prefix()
         self.committed = self._nothing()
 
     @property
@@ -251,7 +258,7 @@ class SequenceState:
         )
 
     def _restorable(self, point: Committed) -> bool:
-        return point.tokens == self._stored[: len(point.tokens)]
+        return point.tokens.starts(self._stored)
 
     def _loss(self, point: Committed, points: Sequence[Committed]) -> int:
         """How many tokens lie between a point and the nearest one before it; -1: it is lost."""
@@ -261,7 +268,7 @@ class SequenceState:
         before = [
             len(other.tokens)
             for other in points
-            if len(other.tokens) < size and other.tokens == point.tokens[: len(other.tokens)]
+            if len(other.tokens) < size and other.tokens.starts(point.tokens)
         ]
         return size - max(before, default=0)
 
@@ -289,4 +296,4 @@ class SequenceState:
             device=self.device,
         )
         conv = torch.zeros(config.linear_conv_kernel_dim - 1, config.qkv_dim, device=self.device)
-        return Committed((), (recurrent,) * gdn_layers, (conv,) * gdn_layers)
+        return Committed(Prefix(), (recurrent,) * gdn_layers, (conv,) * gdn_layers)

@@ -19,6 +19,8 @@ class KeysValues:
     keys: Tensor  # [N, H_kv, Dh]
     values: Tensor  # [N, H_kv, Dh]
     length: Tensor  # [1] int32, on the same device
+    spare: bool = False
+    """Whether nobody needs what lies behind the committed rows, so that a preview may use it."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,14 +48,21 @@ def attend_commit(rows: AttentionRows, cache: KeysValues) -> Tensor:
 
 
 def attend_preview(rows: AttentionRows, cache: KeysValues) -> Tensor:
-    """Each row sees all committed rows and the whole block; times sigmoid(gate). Writes nothing.
+    """Each row sees all committed rows and the whole block; times sigmoid(gate).
+
+    Writes nothing, or into the spare rows: a copy of all committed ones would cost as much as the
+    attention to them.
 
     Returns:
         [T, H, Dh].
     """
-    length = int(cache.length)
-    keys = torch.cat([cache.keys[:length], rows.k])
-    values = torch.cat([cache.values[:length], rows.v])
+    length, end = int(cache.length), int(cache.length) + len(rows.q)
+    if cache.spare and end <= len(cache.keys):
+        keys, values = cache.keys[:end], cache.values[:end]
+        keys[length:], values[length:] = rows.k, rows.v
+    else:
+        keys = torch.cat([cache.keys[:length], rows.k])
+        values = torch.cat([cache.values[:length], rows.v])
     return block_attention(rows.q, keys, values=values) * rows.gate.sigmoid()
 
 

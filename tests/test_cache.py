@@ -258,3 +258,21 @@ def test_other_tensors_take_the_place_of_the_committed_ones_only_for_the_same_to
     commit(state, 2)
     with pytest.raises(ValueError, match="1 tokens, 2 are committed"):
         state.place(copy)
+
+
+def test_a_preview_may_use_no_rows_that_may_count_again(state: SequenceState) -> None:
+    def is_spare() -> bool:
+        return state.view(scratch=True).keys_values[LAYER].spare
+
+    commit(state, 1, 2)
+    early = state.checkpoint()
+    commit(state, 3, 4)
+    assert is_spare() and not state.view().keys_values[LAYER].spare
+    state.rewind(early)
+    assert not is_spare()  # a later rewind may go forward to them
+    commit(state, 5)
+    assert is_spare()
+    write(state, [6])
+    assert not is_spare()  # as a verify does, whose rows may be accepted
+    commit(state, 6)
+    assert is_spare()

@@ -18,7 +18,7 @@ LAYERS = [
     ("checkpoint", "gguf", "tokenizer", "hub"),
     ("config",),
     ("files",),
-    ("errors",),
+    ("errors", "prefix"),
     ("kernels",),
 ]
 RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}

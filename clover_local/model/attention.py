@@ -48,7 +48,7 @@ class Attention:
         return self.o_proj(dispatch.attend_commit(rows, cache).flatten(1))
 
     def preview(self, x: Tensor, cache: KeysValues, *, angles: Angles) -> Tensor:
-        """Each row sees all committed rows and the whole block; writes nothing. [B, D]."""
+        """Each row sees all committed rows and the whole block; nothing changes. [B, D]."""
         rows = self._project(x, angles)
         return self.o_proj(dispatch.attend_preview(rows, cache).flatten(1))
 

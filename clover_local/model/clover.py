@@ -194,7 +194,8 @@ class Clover:
         ids = self.checked(block, state)
         with torch.inference_mode():
             self.experts.begin("preview", block=state.length)
-            return self.preview_rows(torch.tensor(ids, device=self.device), state.view())
+            rows = torch.tensor(ids, device=self.device)
+            return self.preview_rows(rows, state.view(scratch=True))
 
     def verify(self, tokens: Tensor | Sequence[int], state: SequenceState) -> VerifyOutput:
         """Runs `tokens` as a commit does, but leaves the state where it is.

@@ -4,7 +4,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from clover_local.kernels.block_attention import block_attention, causal_attention
+from clover_local.kernels.block_attention import (
+    AttentionRows,
+    KeysValues,
+    attend_preview,
+    block_attention,
+    causal_attention,
+)
 
 H, H_KV, DH = 6, 3, 24
 
@@ -42,3 +48,18 @@ def test_block_row_sees_every_key(rows: int, length: int) -> None:
     q, keys, values = tensors(rows, length)
     expected = attended(q, keys, values=values, seen=[length] * rows)
     torch.testing.assert_close(block_attention(q, keys, values=values), expected)
+
+
+@pytest.mark.parametrize("room", [0, 31, 32, 50])
+def test_a_preview_in_spare_rows_gives_the_same_bits_and_leaves_the_committed_ones(
+    room: int,
+) -> None:
+    q, keys, values = tensors(32, 77 + room)
+    rows = AttentionRows(
+        q, torch.randn(32, H_KV, DH), torch.randn(32, H_KV, DH), torch.randn_like(q)
+    )
+    length, kept = torch.tensor([77], dtype=torch.int32), (keys.clone(), values.clone())
+    without = attend_preview(rows, KeysValues(keys, values, length))
+    assert torch.equal(keys, kept[0]) and torch.equal(values, kept[1])
+    assert torch.equal(attend_preview(rows, KeysValues(keys, values, length, spare=True)), without)
+    assert torch.equal(keys[:77], kept[0][:77]) and torch.equal(values[:77], kept[1][:77])
