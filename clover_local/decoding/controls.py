@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from clover_local.decoding.repetition.dry import dry_penalties
+from clover_local.decoding.repetition.history import History, Known
 from clover_local.decoding.settings import Settings
 from clover_local.files import STRONGEST
 
@@ -111,6 +112,8 @@ class ResponseControls:
         self._index: dict[int, int] = {}  # of a token in `_ids` and `_counts`
         self._ids = np.zeros(64, dtype=np.int64)
         self._counts = np.zeros(64, dtype=np.float32)
+        self._history = History()  # follows the response where DRY asks for it
+        self._ngram_size = 0
         self.use(settings)
 
     def use(self, settings: Settings) -> None:
@@ -124,8 +127,10 @@ class ResponseControls:
             settings.repetition_penalty,
         ) != (0, 0, 1)
         size = settings.no_repeat_ngram
-        starts = range(self.length - size + 1) if size else ()
-        self.ngrams = {tuple(self.response[at : at + size]) for at in starts}
+        if size != self._ngram_size:
+            self._ngram_size = size
+            starts = range(self.length - size + 1) if size else ()
+            self.ngrams = {tuple(self.response[at : at + size]) for at in starts}
 
     @property
     def length(self) -> int:
@@ -150,7 +155,7 @@ class ResponseControls:
             self._ids[place] = token
             self._counts[place] += 1
             self.response.append(token)
-            size = self.settings.no_repeat_ngram
+            size = self._ngram_size
             if 0 < size <= self.length:
                 self.ngrams.add(tuple(self.response[-size:]))
 
@@ -171,11 +176,18 @@ class ResponseControls:
         Returns:
             Controls whose counts are views: valid until the next `add`.
         """
+        controls = self._without_dry(positions, visible=visible)
+        if self.settings.dry_multiplier == 0:
+            return controls
+        known = self._known(visible, start=self.length if visible_from is None else visible_from)
+        return self._with_dry(controls, [(known, n - 1) for n in positions])
+
+    def _without_dry(self, positions: Sequence[int], *, visible: Sequence[int] = ()) -> Controls:
         s = self.settings
         seen = self.distinct
         thinking = s.think_end_token_id
         may_end = thinking is not None and thinking not in self and thinking not in visible
-        controls = Controls(
+        return Controls(
             banned=self._banned,
             seen=torch.from_numpy(self._ids[:seen]),
             counts=torch.from_numpy(self._counts[:seen]),
@@ -198,10 +210,6 @@ class ResponseControls:
             ),
             stop_banned=self._too_early(positions),
         )
-        if s.dry_multiplier == 0:
-            return controls
-        known = [*self.response[:visible_from], *visible]
-        return self._with_dry(controls, [(known, n - 1) for n in positions])
 
     def along(self, tokens: Sequence[int]) -> Controls:
         """The controls of causal rows: row j, from 0, follows the response and `tokens[:j]`.
@@ -210,10 +218,11 @@ class ResponseControls:
         is visible to it: so every row is controlled as in a forward of its own.
         """
         rows = len(tokens) + 1
-        controls = self.at(range(self.length + 1, self.length + rows + 1))
+        places = range(self.length, self.length + rows)
+        controls = self._without_dry([place + 1 for place in places])
         if self.settings.dry_multiplier > 0:
-            known = [([*self.response, *tokens[:row]], self.length + row) for row in range(rows)]
-            controls = self._with_dry(controls, known)
+            known = self._known(tokens, start=self.length)
+            controls = self._with_dry(controls, [(known.first(place), place) for place in places])
         bias, end = controls.think_end_bias, controls.think_end_token_id
         if bias is not None and end is not None and end in tokens:
             bias[[*tokens].index(end) + 1 :] = 0
@@ -235,14 +244,19 @@ class ResponseControls:
             return None
         return torch.tensor([n < least for n in positions])
 
-    def _with_dry(self, controls: Controls, rows: Sequence[tuple[Sequence[int], int]]) -> Controls:
+    def _known(self, tokens: Sequence[int], *, start: int) -> Known:
+        """The response up to `start`, then `tokens`, as DRY searches them."""
+        self._history.follow(self.response)
+        return self._history.known(tokens, start=start)
+
+    def _with_dry(self, controls: Controls, rows: Sequence[tuple[Known, int]]) -> Controls:
         """`controls` with what DRY costs in each row, of (all known tokens, the row's place)."""
         s = self.settings
         costs = [
             (row, token, cost)
             for row, (known, place) in enumerate(rows)
             for token, cost in dry_penalties(
-                np.asarray(known, dtype=np.int64),
+                known,
                 place,
                 multiplier=s.dry_multiplier,
                 base=s.dry_base,

@@ -9,16 +9,15 @@ is what matches to the left of a place and to its right together.
 from collections.abc import Collection
 
 import numpy as np
-from numpy.typing import NDArray
+
+from clover_local.decoding.repetition.history import Known, Tokens
 
 LONGEST = 64
 """Matched tokens a side that are counted."""
 
-Tokens = NDArray[np.int64]
-
 
 def dry_penalties(
-    tokens: Tokens,
+    known: Known,
     place: int,
     *,
     multiplier: float,
@@ -30,7 +29,7 @@ def dry_penalties(
     """What tokens at `place` cost, by id; the rest costs nothing.
 
     Args:
-        tokens: the response and the active block, masks among them.
+        known: the response and the active block, masks among them.
         place: of a masked row, or just behind the last token.
         multiplier: cost of a match of `allowed` tokens.
         base: what each further one multiplies it by.
@@ -38,36 +37,45 @@ def dry_penalties(
         breakers: ids at which a match ends.
         mask_token_id: ends it too.
     """
-    ends = np.isin(tokens, [mask_token_id, *breakers])
-    others = np.flatnonzero(tokens != mask_token_id)
-    others = others[others != place]
-    matched = np.zeros(len(tokens), dtype=np.int64)
+    tokens, ends = known.tokens, {mask_token_id, *breakers}
+    beside = {
+        side: int(tokens[place + side]) for side in (-1, 1) if 0 <= place + side < len(tokens)
+    }
+    near = [known.places(token) - side for side, token in beside.items() if token not in ends]
+    if not near:
+        return {}
+    others = np.unique(np.concatenate(near))
+    others = others[(others >= 0) & (others < len(tokens)) & (others != place)]
+    others = others[tokens[others] != mask_token_id]
+    matched = np.zeros(len(others), dtype=np.int64)
     for side in (-1, 1):
         _extend(matched, tokens, ends, place, others, side=side)
-    found = others[matched[others] >= allowed]
-    costs = dict[int, float]()
-    for token, length in zip(tokens[found].tolist(), matched[found].tolist(), strict=True):
-        cost = multiplier * base ** min(length - allowed, LONGEST)
-        costs[token] = max(cost, costs.get(token, 0.0))
-    return costs
+    found = matched >= allowed
+    ids, which = np.unique(tokens[others[found]], return_inverse=True)
+    longest = np.zeros(len(ids), dtype=np.int64)
+    np.maximum.at(longest, which, matched[found])
+    return {
+        token: multiplier * base ** min(length - allowed, LONGEST)
+        for token, length in zip(ids.tolist(), longest.tolist(), strict=True)
+    }
 
 
 def _extend(
     matched: Tokens,
     tokens: Tokens,
-    ends: NDArray[np.bool_],
+    ends: Collection[int],
     place: int,
     others: Tokens,
     *,
     side: int,
 ) -> None:
-    """Adds to `matched`, at each of `others`, the tokens that equal those beside `place`."""
-    alive = others
+    """Adds to `matched`, for each of `others`, the tokens that equal those beside `place`."""
+    alive = np.arange(len(others))
     for distance in range(1, LONGEST + 1):
         near = place + side * distance
-        if not 0 <= near < len(tokens) or ends[near]:
+        if not 0 <= near < len(tokens) or int(tokens[near]) in ends:
             return
-        beside = alive + side * distance
+        beside = others[alive] + side * distance
         inside = (beside >= 0) & (beside < len(tokens))
         alive, beside = alive[inside], beside[inside]
         alive = alive[tokens[beside] == tokens[near]]

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from enum import Enum
 
-from clover_local.decoding.repetition.loops import good_length, loops
+from clover_local.decoding.repetition.loops import WINDOW, good_length, loops
 from clover_local.decoding.settings import Settings
 
 STRENGTH = 0.5
@@ -58,7 +58,7 @@ class LoopGuard:
         if self._given.loop_guard == "off" or len(response) - self._seen < STRIDE:
             return Verdict.KEEP
         self._seen = len(response)
-        return self._judge_kept(response[:-STRIDE], response[-STRIDE:])
+        return self._judge_kept(response[-STRIDE - WINDOW : -STRIDE], response[-STRIDE:])
 
     def _judge_kept(self, response: Sequence[int], block: Sequence[int]) -> Verdict:
         """As `judge`, of a block that is not tried again."""

@@ -1,20 +1,21 @@
 """What continuing a repetition costs."""
 
+import random
+from collections.abc import Collection
 from typing import Any
 
-import numpy as np
 import pytest
 
 from clover_local.decoding.repetition.dry import LONGEST, dry_penalties
+from clover_local.decoding.repetition.history import History
 
 M = 99
 
 
 def costs(tokens: list[int], place: int, **given: Any) -> dict[int, float]:
     values: dict[str, Any] = {"multiplier": 1.0, "base": 2.0, "allowed": 2, "breakers": ()}
-    return dry_penalties(
-        np.array(tokens, dtype=np.int64), place, mask_token_id=M, **{**values, **given}
-    )
+    known = History().known(tokens, start=0)
+    return dry_penalties(known, place, mask_token_id=M, **{**values, **given})
 
 
 def test_the_longer_the_match_the_more_its_continuation_costs() -> None:
@@ -43,6 +44,45 @@ def test_a_very_long_match_costs_no_more_than_a_number_holds() -> None:
     tokens = [*range(90), 5, *range(90)]
     got = costs(tokens, len(tokens), base=100.0)
     assert got[5] == pytest.approx(100.0 ** (LONGEST - 2))
+
+
+def matched(tokens: list[int], place: int, other: int, breakers: Collection[int]) -> int:
+    """How many tokens beside `place` stand beside `other` too: the definition."""
+    count = 0
+    for side in (-1, 1):
+        for distance in range(1, LONGEST + 1):
+            near, its = place + side * distance, other + side * distance
+            if not (0 <= near < len(tokens) and 0 <= its < len(tokens)):
+                break
+            if tokens[near] in {M, *breakers} or tokens[near] != tokens[its]:
+                break
+            count += 1
+    return count
+
+
+@pytest.mark.parametrize("letters", [2, 3, 8])
+@pytest.mark.parametrize("allowed", [1, 2, 5])
+def test_costs_are_those_of_the_definition_on_random_texts(letters: int, allowed: int) -> None:
+    draw = random.Random(letters)
+    for length in (1, 7, 40, 150):
+        response = draw.choices(range(letters), k=length)
+        block = [draw.choice([M, token]) for token in draw.choices(range(letters), k=12)]
+        history = History()
+        history.follow(response)
+        for start in (length, length - 1):
+            seen = [*response[start:], *block]
+            tokens = [*response[:start], *seen]
+            known = history.known(seen, start=start)
+            for place in (*range(length, len(tokens)), len(tokens)):
+                expected = dict[int, float]()
+                for other, token in enumerate(tokens):
+                    count = matched(tokens, place, other, [1])
+                    if other != place and token != M and count >= allowed:
+                        cost = 0.5 * 1.5 ** min(count - allowed, LONGEST)
+                        expected[token] = max(cost, expected.get(token, 0.0))
+                given = dict[str, Any](multiplier=0.5, base=1.5, allowed=allowed, breakers=[1])
+                got = dry_penalties(known, place, mask_token_id=M, **given)
+                assert got == expected
 
 
 def test_nothing_known_costs_nothing() -> None:
