@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
+from io import StringIO
 from itertools import groupby
 
 from clover_local.decoding.events import BlockCommitted, Event, Finished
@@ -44,14 +45,23 @@ class AnswerReader:
 
     def __init__(self, tokenizer: Tokenizer, *, thinking: bool, stop_ids: Sequence[int]) -> None:
         """`thinking`: the prompt has opened the thinking already."""
-        self.thinking = ""
-        self.visible = ""
+        self._thinking, self._visible = StringIO(), StringIO()
         self._stream = TextStream(tokenizer)
         self._is_thinking = thinking
         self._after_tag = thinking  # line breaks that follow belong to the tag
         self._start_id = tokenizer.id_of(THINK_START)
         self._end_id = tokenizer.id_of(THINK_END)
         self._stop_ids = frozenset(stop_ids)
+
+    @property
+    def thinking(self) -> str:
+        """What was thought so far."""
+        return self._thinking.getvalue()
+
+    @property
+    def visible(self) -> str:
+        """What was written so far."""
+        return self._visible.getvalue()
 
     def push(self, tokens: Sequence[int]) -> list[Piece]:
         """The text that `tokens` add; bytes of an incomplete character wait for the next call."""
@@ -67,9 +77,10 @@ class AnswerReader:
 
     def content(self) -> str:
         """The answer as the assistant's message; thinking that was cut short is closed."""
-        if not self.thinking.strip():
+        thinking = self.thinking.strip()
+        if not thinking:
             return self.visible
-        return f"{THINK_START}\n{self.thinking.strip()}\n{THINK_END}\n\n{self.visible}"
+        return f"{THINK_START}\n{thinking}\n{THINK_END}\n\n{self.visible}"
 
     def _read(self, token: int) -> list[Piece]:
         if token in self._stop_ids:
@@ -87,10 +98,7 @@ class AnswerReader:
         if not text:
             return []
         self._after_tag = False
-        if self._is_thinking:
-            self.thinking += text
-        else:
-            self.visible += text
+        (self._thinking if self._is_thinking else self._visible).write(text)
         return [Piece(text, self._is_thinking)]
 
 

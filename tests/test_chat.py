@@ -1,8 +1,10 @@
 """Conversations, with a generator that writes what the test says."""
 
+import tracemalloc
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from statistics import median
 from typing import Any, cast
 
 import pytest
@@ -96,6 +98,22 @@ def test_thinking_that_the_prompt_opened_is_told_from_the_visible_answer(
     text = "5 + 3 = 8\n</think>\n\nEight.<|im_end|>"
     talk, _ = conversation(demo_tokenizer, settings, text, thinking=True)
     assert pieces_of(talk.ask("5 + 3?")) == ("5 + 3 = 8\n", "Eight.")
+
+
+def test_a_token_costs_no_copy_of_the_answer_before_it(demo_tokenizer: Tokenizer) -> None:
+    reader = AnswerReader(demo_tokenizer, thinking=False, stop_ids=())
+    ids = demo_tokenizer.encode("The fox and the hen. ")
+    assert len(demo_tokenizer.decode(ids) * 700) > 14_000
+    peaks = []
+    tracemalloc.start()
+    for token in ids * 700:
+        before = tracemalloc.get_traced_memory()[0]
+        tracemalloc.reset_peak()
+        reader.push([token])
+        peaks.append(tracemalloc.get_traced_memory()[1] - before)
+    tracemalloc.stop()
+    assert median(peaks[-100:]) <= median(peaks[:100]) + 1000
+    assert reader.visible == "The fox and the hen. " * 700
 
 
 def test_thinking_that_ends_at_once_leaves_no_line_breaks(

@@ -139,6 +139,22 @@ def test_bytes_that_are_no_text_are_not_held_back_for_ever(tokenizer: Tokenizer)
     assert set(text) == {"\ufffd"}
 
 
+def test_a_stream_decodes_few_ids_at_a_time_however_long_the_text(
+    tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    decode, decoded = tokenizer.decode, list[int]()
+
+    def counting(ids: Sequence[int], *, skip_special: bool = True) -> str:
+        decoded.append(len(ids))
+        return decode(ids, skip_special=skip_special)
+
+    monkeypatch.setattr(tokenizer, "decode", counting)
+    stream, ids = TextStream(tokenizer), tokenizer.encode("世é! " * 500)
+    for token in ids:
+        stream.push([token])
+    assert len(decoded) == len(ids) and max(decoded) == 3
+
+
 def test_the_golden_template_renders(golden_folder: Path) -> None:
     tokenizer = Tokenizer.load(golden_folder)
     assert tokenizer.has_template

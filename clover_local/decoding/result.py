@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from clover_local.experts.traffic import OffloadStats
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Fixed:
     """A row that left the mask in one pass."""
 
@@ -21,7 +21,7 @@ class Fixed:
     confidence: float
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class EmittedToken:
     """One token of the answer and how it came about."""
 
@@ -32,7 +32,7 @@ class EmittedToken:
     mode: str
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Block:
     """One denoised block."""
 
@@ -51,7 +51,7 @@ class Block:
         }
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Round:
     """One round of `draft`: what was proposed, and what became of it."""
 
