@@ -9,6 +9,7 @@ much of long free-running texts repeats, with each control against it.
 import argparse
 import sys
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 from clover_local.decoding.settings import Settings, resolve
@@ -34,14 +35,24 @@ OTHERS: list[tuple[str, dict[str, Any]]] = [
     ("threshold, eos_order", {"eos_order": True}),
     ("threshold, in_block_repetition", {"in_block_repetition": True}),
     ("mode ar", {"mode": "ar"}),
-    ("mode draft, typical", {"mode": "draft"}),
-    ("mode draft, exact", {"mode": "draft", "accept": "exact"}),
+    ("mode draft, typical, width 8", {"mode": "draft", "draft_width": 8}),
+    ("mode draft, typical, width 16", {"mode": "draft"}),
+    ("mode draft, typical, width 32", {"mode": "draft", "draft_width": 32}),
+    ("mode draft, exact, width 16", {"mode": "draft", "accept": "exact"}),
+    ("mode auto", {"mode": "auto"}),
 ]
 LONG: list[tuple[str, dict[str, Any]]] = [
     ("none", {}),
+    ("presence_penalty 0.5", {"presence_penalty": 0.5}),
+    ("presence_penalty 2", {"presence_penalty": 2.0}),
+    ("frequency_penalty 0.1", {"frequency_penalty": 0.1}),
+    ("frequency_penalty 0.5", {"frequency_penalty": 0.5}),
+    ("repetition_penalty 1.1", {"repetition_penalty": 1.1}),
+    ("repetition_penalty 1.5", {"repetition_penalty": 1.5}),
     ("in_block_repetition", {"in_block_repetition": True}),
     ("no_repeat_ngram 4", {"no_repeat_ngram": 4}),
     ("dry_multiplier 1", {"dry_multiplier": 1.0}),
+    ("loop_guard raise", {"loop_guard": "raise"}),
     ("loop_guard retry", {"loop_guard": "retry"}),
     ("loop_guard stop", {"loop_guard": "stop"}),
 ]
@@ -72,9 +83,9 @@ def scored(session: Session, settings: Settings, name: str, *, questions: int, s
 
 
 def repeated(session: Session, settings: Settings, name: str) -> str:
-    """A control's line: how much of long texts are n-grams that were there before."""
+    """A control's line: how much of long texts are n-grams that were there before, and doubles."""
     session.generator.settings = settings
-    repeats, ngrams, tokens, ends = 0, 0, 0, list[str]()
+    repeats, ngrams, doubles, tokens, ends = 0, 0, 0, 0, list[str]()
     for prompt in PROMPTS:
         session.generator.state.reset()
         for _ in session.generator.run(session.opened.tokenizer.encode(prompt)):
@@ -86,10 +97,11 @@ def repeated(session: Session, settings: Settings, name: str) -> str:
         made = [ids[at : at + REPEATED] for at in range(len(ids) - REPEATED + 1)]
         repeats += len(made) - len(set(made))
         ngrams += len(made)
+        doubles += sum(a == b for a, b in pairwise(ids))
         tokens += len(ids)
         ends.append(result.finish_reason)
     share = f"{100 * repeats / ngrams:.1f}" if ngrams else ""
-    return line(name, share, tokens, ", ".join(ends))
+    return line(name, share, f"{100 * doubles / tokens:.1f}", tokens, ", ".join(ends))
 
 
 def main() -> None:
@@ -125,8 +137,9 @@ def main() -> None:
         presence_penalty=0.0,
         repetition_penalty=1.0,
     )
-    print("\n" + line("control", f"repeated {REPEATED}-grams, %", "tokens", "ended by"))
-    print(line("---", *["---:"] * 2, "---"))
+    repeats = f"repeated {REPEATED}-grams, %"
+    print("\n" + line("control", repeats, "equal neighbours, %", "tokens", "ended by"))
+    print(line("---", *["---:"] * 3, "---"))
     for name, changes in LONG:
         print(repeated(session, replace(free, **changes), name), flush=True)
 

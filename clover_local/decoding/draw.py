@@ -66,6 +66,18 @@ def draw_kept(ids: Tensor, probabilities: Tensor, uniform: float) -> int:
     return int(_walk(ids[None], probabilities[None], target, top_p=1))
 
 
+def largest(values: Tensor, count: int) -> Tensor:
+    """Columns [rows, count] of each row's largest values, falling; lower column first among equals.
+
+    Args:
+        values: [rows, V], none NaN.
+        count: at most V.
+    """
+    cut = values.topk(count, dim=-1).values[:, -1:]
+    width = int((values >= cut).sum(-1).max())  # more than `count` where several equal the last
+    return _falling(values, width)[1][:, :count]
+
+
 def _walk(ids: Tensor, probabilities: Tensor, uniforms: Tensor, *, top_p: float) -> Tensor:
     """The token [rows] at which the falling `probabilities` [rows, n] pass `uniforms` [rows, 1]."""
     total = torch.ones_like(uniforms)

@@ -93,9 +93,7 @@ class HostPicker:
             statistics = self._statistics(
                 logits, controls, rows=rows, visible=block, pass_number=pass_number
             )
-        return statistics, accept_rows(
-            statistics, controls, block=block, rows=rows, pass_number=pass_number
-        )
+        return accept_rows(statistics, controls, block=block, rows=rows, pass_number=pass_number)
 
     @torch.inference_mode()
     def _pick_with_memory(
@@ -118,8 +116,9 @@ class HostPicker:
             logits[torch.tensor(places, device=logits.device)].float(), acting, positions
         )
         if memory.credit is not None:
-            credited = memory.credit.add(controlled.logits, controlled.probabilities, places)
-            controlled = replace(controlled, logits=credited, probabilities=credited.softmax(-1))
+            controlled = controlled.plus(
+                memory.credit.bonus(controlled.logits, controlled.probabilities, places)
+            )
         statistics = pick_controlled(
             controlled, settings, positions=positions, pass_number=pass_number
         )
@@ -137,14 +136,17 @@ def accept_rows(
     block: Sequence[int],
     rows: Sequence[int],
     pass_number: int,
-) -> Accept:
-    """Which masked `rows` of `block` are fixed: by rule and modifiers, less those that wait."""
+) -> tuple[RowStatistics, Accept]:
+    """Which masked `rows` of `block` are fixed, and as what.
+
+    By rule and modifiers, less those that wait; where all would, one may get another token.
+    """
     settings = controls.settings
     accepted = choose(
         statistics, settings, places=rows, block_size=len(block), pass_number=pass_number
     )
     if not settings.defers_rows:
-        return accepted
+        return statistics, accepted
     return deferred(
         accepted,
         statistics,

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from clover_local.decoding.controls import Controls, ResponseControls
-from clover_local.decoding.draw import draw
+from clover_local.decoding.draw import draw, largest
 from clover_local.decoding.random import PICK, uniform
 from clover_local.decoding.settings import Settings
 from clover_local.errors import CloverError
@@ -28,7 +28,7 @@ class RowStatistics:
     confidence: Tensor  # [rows] probability of `token` over the controlled logits
     raw_confidence: Tensor  # [rows] the same before the response controls (bans apply to both)
     entropy: Tensor  # [rows] nats, of the controlled distribution
-    top_ids: Tensor  # [rows, 5] int64, by falling probability
+    top_ids: Tensor  # [rows, 5] int64, by falling probability, a lower id first among equals
     top_probabilities: Tensor  # [rows, 5]
     still_passes: Tensor | None = None  # [rows] int64, for the rule `klass`
 
@@ -127,6 +127,12 @@ class ControlledRows:
         _refuse_nan(probabilities, positions)
         return cls(logits, probabilities, raw)
 
+    def plus(self, bonus: Tensor) -> "ControlledRows":
+        """The rows with `bonus` [rows, V] added to their logits, before controls and after."""
+        logits = self.logits + bonus
+        raw = None if self.raw is None else (self.raw.log() + bonus).softmax(-1)
+        return ControlledRows(logits, logits.softmax(-1), raw)
+
     @property
     def entropy(self) -> Tensor:
         """[rows], nats."""
@@ -145,7 +151,7 @@ class ControlledRows:
     def statistics(self, token: Tensor) -> RowStatistics:
         """What these rows say about the `token` [rows] of each."""
         confidence = self.of_tokens(token)
-        top = self.probabilities.topk(min(TOP, self.probabilities.shape[1]), dim=-1)
+        top = largest(self.logits, min(TOP, self.logits.shape[1]))
         return RowStatistics(
             token=token,
             confidence=confidence,
@@ -153,8 +159,8 @@ class ControlledRows:
                 confidence if self.raw is None else self.raw.gather(1, token[:, None])[:, 0]
             ),
             entropy=self.entropy,
-            top_ids=top.indices,
-            top_probabilities=top.values,
+            top_ids=top,
+            top_probabilities=self.probabilities.gather(1, top),
         )
 
 

@@ -23,7 +23,11 @@ FROM_GENERATION = "generation_config.json"
 
 @dataclass(frozen=True)
 class Settings:
-    """What a run obeys. The first five fields are the model's; the rest are the user's (`KEYS`)."""
+    """What a run obeys.
+
+    The first five fields are the model's, the last is the loop guard's; all others are the user's
+    (`KEYS`).
+    """
 
     mask_token_id: int
     vocab_size: int
@@ -79,6 +83,8 @@ class Settings:
     eos_order: bool = False
     loop_guard: str = "off"
 
+    guarded: bool = False  # whether the guard has stepped in, and these settings are not as given
+
     @property
     def running_modes(self) -> tuple[str, ...]:
         """The modes that may produce a token."""
@@ -98,7 +104,7 @@ class Settings:
     @property
     def has_own_controls(self) -> bool:
         """Whether a control beyond the release's may change a logit."""
-        return self.min_new_tokens > 0 or self.dry_multiplier > 0
+        return self.min_new_tokens > 0 or self.dry_multiplier > 0 or self.guarded
 
     @property
     def defers_rows(self) -> bool:

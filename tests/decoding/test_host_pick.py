@@ -46,3 +46,26 @@ def test_what_the_block_shows_counts_and_only_masked_rows_are_picked(scripted: S
     assert statistics.token.tolist() == [0, 5]
     assert accepted.reasons == ("", ABOVE)
     assert block.ids.tolist() == [MASK, THINK_END, MASK]
+
+
+def test_credit_makes_a_row_as_sure_without_a_control_of_ours_as_with_it(
+    scripted: Scripted,
+) -> None:
+    """A stop token that leads is banned by `min_new_tokens`; the credit of the next one stays."""
+    settings = scripted.settings(sampler="credit", min_new_tokens=9, sampler_alpha=3.0)
+    logits = torch.zeros(1, VOCABULARY)
+    logits[0, STOP], logits[0, 5] = 1.0, 4.0
+    picker, controls = HostPicker(), ResponseControls(settings)
+    for number in range(2):
+        got, _ = picker.pick_block(
+            logits, controls, block=[MASK], rows=[0], on_device=None, pass_number=number
+        )
+    gain, banned = float(logits[0, :MASK].softmax(0)[5]), [STOP, 47]
+    raw = logits[0].clone()
+    raw[MASK] = -torch.inf
+    first = raw.index_fill(0, torch.tensor(banned), -torch.inf).softmax(0)[5] ** 0.2
+    raw[5] += 3.0 * torch.log1p(1.8 * first)
+    controlled = raw.index_fill(0, torch.tensor(banned), -torch.inf)
+    torch.testing.assert_close(got.raw_confidence, raw.softmax(0)[5:6])
+    torch.testing.assert_close(got.confidence, controlled.softmax(0)[5:6])
+    assert got.raw_confidence > gain

@@ -52,6 +52,23 @@ def test_lower_id_wins_a_tie() -> None:
     assert picked([[0.0, 5.0, 5.0, 1.0, 5.0, 0.0, 0.0]], settings()).token.tolist() == [1]
 
 
+def test_the_top_tokens_are_the_lower_ids_where_several_are_equal() -> None:
+    made = Settings(mask_token_id=99, vocab_size=100)
+    row = torch.zeros(1, 100)
+    row[0, [70, 71]] = 1.0
+    controls = ResponseControls(made).at([1])
+    top = pick(row, controls, made, rows=[0], positions=[1], pass_number=0).top_ids
+    assert top.tolist() == [[70, 71, 0, 1, 2]]
+
+
+def test_a_vocabulary_of_fewer_than_five_has_fewer_top_tokens() -> None:
+    made = Settings(mask_token_id=2, vocab_size=3)
+    controls = ResponseControls(made).at([1])
+    got = pick(torch.zeros(1, 3), controls, made, rows=[0], positions=[1], pass_number=0)
+    assert got.top_ids.tolist() == [[0, 1, 2]]
+    assert got.top_probabilities.tolist() == [[0.5, 0.5, 0.0]]
+
+
 def test_statistics_are_those_of_the_controlled_distribution() -> None:
     p = [0.4, 0.3, 0.15, 0.1, 0.04, 0.01]
     logits = [[*(math.log(x) for x in p), 0.0]]

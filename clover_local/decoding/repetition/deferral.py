@@ -2,17 +2,23 @@
 
 Rows of one pass are picked without sight of each other, so two neighbours may both get the same
 word ("the the"). Such a row stays masked instead of getting another token: in the next pass it is
-picked in sight of its neighbour.
+picked in sight of its neighbour. Only where every masked row would have to wait, so that no pass
+would change what the model sees, does one row get another of its likely tokens.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 
 import torch
 
 from clover_local.decoding.pick import Accept, RowStatistics
+from clover_local.decoding.rules.modifiers import doubted
 from clover_local.decoding.rules.most_confident import MOST_CONFIDENT, falling
 from clover_local.decoding.settings import Settings
+
+OTHER_TOKEN = "other_token"
+"""The reason, in the trace, of a row that got another token than it wanted."""
 
 
 @dataclass
@@ -60,12 +66,12 @@ def deferred(
     block: Sequence[int],
     response: Sequence[int],
     ngrams: Collection[tuple[int, ...]] = (),
-) -> Accept:
+) -> tuple[RowStatistics, Accept]:
     """The accepted rows without those that should wait; never none.
 
     Rows are visited by falling confidence. Where all accepted ones would have to wait, the most
-    confident masked row that need not does not wait; where there is none, the most confident that
-    is no early stop token: so every pass advances, in the worst case by a repeat.
+    confident masked row that need not does not wait. Where there is none, the most confident that
+    is no early stop token gets the likeliest of its top tokens that repeats nothing; see `_other`.
 
     Args:
         accepted: by the rule, of the masked rows.
@@ -75,10 +81,14 @@ def deferred(
         block: its tokens before this pass.
         response: all tokens before the block.
         ngrams: those of `no_repeat_ngram` tokens in it.
+
+    Returns:
+        `rows`, with another token in one of them where it was needed, and who is accepted.
     """
     tail = [*response[-max(settings.no_repeat_ngram - 1, 1) :]]
     around = Surroundings([*tail, *block], len(tail), settings.mask_token_id, ngrams)
-    order, tokens = falling(rows.confidence).tolist(), rows.token.tolist()
+    order = falling(doubted(rows, settings).confidence).tolist()
+    tokens = rows.token.tolist()
     kept = list[int]()
     for i in order:
         if accepted.reasons[i] and not _repeats(around, places[i], tokens[i], settings):
@@ -86,16 +96,76 @@ def deferred(
             kept.append(i)
     stops = settings.stop_ids if settings.eos_order else ()
     kept = _without_early_stops(kept, tokens, stop_ids=stops)
-    if not kept:
-        around = replace(around, tokens=[*tail, *block])
-        # Nothing is masked to the left of the first masked row, so it is never an early stop.
-        may = [i for i in order if i == 0 or tokens[i] not in stops]
-        calm = [i for i in may if not _repeats(around, places[i], tokens[i], settings)]
-        kept = [*calm, *may][:1]
-    reasons = [""] * len(tokens)
+    if kept:
+        return rows, _accept(accepted, kept, count=len(tokens))
+    around = replace(around, tokens=[*tail, *block])
+    # Nothing is masked to the left of the first masked row, so it is never an early stop.
+    may = [i for i in order if i == 0 or tokens[i] not in stops]
+    calm = (i for i in may if not _repeats(around, places[i], tokens[i], settings))
+    first = next(calm, None)
+    if first is not None:
+        return rows, _accept(accepted, [first], count=len(tokens))
+    first, barred = may[0], {tokens[may[0]], *(stops if may[0] else ())}
+    candidates = [each for each in _candidates(rows, first) if each[0] not in barred]
+    other = _other(around, places[first], tokens[first], candidates, settings)
+    if other is None:
+        return rows, _accept(accepted, [first], count=len(tokens))
+    reasons = tuple(OTHER_TOKEN if i == first else "" for i in range(len(tokens)))
+    return _with_token(rows, first, *other), Accept(torch.tensor([*map(bool, reasons)]), reasons)
+
+
+def _accept(accepted: Accept, kept: Collection[int], *, count: int) -> Accept:
+    """The `kept` of `count` rows, each for the rule's reason or as the most confident."""
+    reasons = [""] * count
     for i in kept:
         reasons[i] = accepted.reasons[i] or MOST_CONFIDENT
     return Accept(torch.tensor([bool(reason) for reason in reasons]), tuple(reasons))
+
+
+def _candidates(rows: RowStatistics, i: int) -> Iterator[tuple[int, float]]:
+    """(token, probability) of what else row `i` may be, the likeliest first."""
+    pairs = zip(rows.top_ids[i].tolist(), rows.top_probabilities[i].tolist(), strict=True)
+    return (pair for pair in sorted(pairs, key=lambda pair: (-pair[1], pair[0])) if pair[1] > 0)
+
+
+def _other(
+    around: Surroundings,
+    row: int,
+    token: int,
+    candidates: Sequence[tuple[int, float]],
+    settings: Settings,
+) -> tuple[int, float] | None:
+    """Which token a row gets whose own repeats; None where its own is the best there is.
+
+    The first candidate that repeats nothing. Where all complete an n-gram, the row's own; but never
+    one that stands beside itself: for that any candidate will do, and where the model leaves no
+    other token a probability, the lowest id that is not banned. Under the loop guard an n-gram may
+    repeat: a model that is forced to loop is to be found looping.
+    """
+    doubles = settings.in_block_repetition and around.repeats_neighbour(row, token)
+    if settings.guarded and not doubles:
+        return None
+    calm = (each for each in candidates if not _repeats(around, row, each[0], settings))
+    found = next(calm, None)
+    if found is not None or not doubles:
+        return found
+    excluded = {token, *settings.banned_ids, *settings.stop_ids}
+    unlikely = ((other, 0.0) for other in range(settings.vocab_size) if other not in excluded)
+    single = (
+        each for each in chain(candidates, unlikely) if not around.repeats_neighbour(row, each[0])
+    )
+    return next(single, None)
+
+
+def _with_token(rows: RowStatistics, i: int, token: int, probability: float) -> RowStatistics:
+    """`rows` with another token in row `i`, whose raw confidence nobody has asked for: NaN."""
+    chosen = torch.arange(len(rows.token)) == i
+    return replace(
+        rows,
+        token=rows.token.masked_fill(chosen, token),
+        confidence=rows.confidence.masked_fill(chosen, probability),
+        raw_confidence=rows.raw_confidence.masked_fill(chosen, torch.nan),
+    )
 
 
 def _repeats(around: Surroundings, row: int, token: int, settings: Settings) -> bool:

@@ -79,15 +79,16 @@ class LoopGuard:
         more = STRENGTH * self._level
         if not more:
             return self._given
-        return replace(self._given, frequency_penalty=self._given.frequency_penalty + more)
+        penalty = self._given.frequency_penalty + more
+        return replace(self._given, frequency_penalty=penalty, guarded=True)
 
     def _for_retry(self) -> Settings:
-        """Another seed, higher penalties, and no repeat within the block."""
+        """Another seed, higher penalties, and rows that would repeat go last."""
         given = self._given
         return replace(
             given,
             seed=(given.seed + self._retries * _SEED_STEP) % _SEEDS,
             frequency_penalty=given.frequency_penalty + STRENGTH * self._retries,
-            in_block_repetition=True,
             no_repeat_ngram=given.no_repeat_ngram or RETRY_NGRAM,
+            guarded=True,
         )

@@ -32,8 +32,7 @@ def choose(
         block_size: rows of the block, masked or not.
         pass_number: pass in the block, from 0.
     """
-    if settings.has_own_controls:
-        rows = modifiers.doubted(rows)
+    rows = modifiers.doubted(rows, settings)
     accepted = _by_rule(rows, settings, places=places, pass_number=pass_number)
     if settings.sampler_min_per_pass:
         accepted = modifiers.at_least(accepted, rows, count=settings.sampler_min_per_pass)

@@ -12,17 +12,17 @@ class Credit:
     """The credit of every token in every row of a block, which grows pass by pass."""
 
     def __init__(self, *, alpha: float, beta: float, gamma: float) -> None:
-        """Of one block that begins; the formula is at `add`."""
+        """Of one block that begins; the formula is at `bonus`."""
         self._alpha, self._beta, self._gamma = alpha, beta, gamma
         self._credit: dict[int, Tensor] = {}  # row of the block: [V]
 
-    def add(self, logits: Tensor, probabilities: Tensor, places: list[int]) -> Tensor:
-        """Controlled logits [n, V] plus alpha * ln(1 + C).
+    def bonus(self, logits: Tensor, probabilities: Tensor, places: list[int]) -> Tensor:
+        """What the pass adds to logits: alpha * ln(1 + C), [n, V].
 
         Before that, C = beta * C for each row, and C of its likeliest token grows by p1 ^ gamma.
 
         Args:
-            logits: of the masked rows at `places` of the block; left as they are.
+            logits: controlled, of the masked rows at `places` of the block.
             probabilities: their softmax [n, V].
         """
         rows = range(len(places))
@@ -31,4 +31,4 @@ class Credit:
         likeliest = logits.argmax(-1)
         credit[rows, likeliest] += probabilities[rows, likeliest] ** self._gamma
         self._credit = dict(zip(places, credit.unbind(), strict=True))
-        return logits + self._alpha * credit.log1p()
+        return self._alpha * credit.log1p()

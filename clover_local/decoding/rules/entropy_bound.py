@@ -20,7 +20,7 @@ def entropy_bound(rows: RowStatistics, *, gamma: float) -> Accept:
 
     Args:
         rows: statistics of the masked rows, at least one.
-        gamma: nats.
+        gamma: nats; compared in float32, as entropies are.
 
     Raises:
         ValueError: an entropy that is NaN.
@@ -29,8 +29,9 @@ def entropy_bound(rows: RowStatistics, *, gamma: float) -> Accept:
     # Equal entropies: the more confident row first, then the lower one.
     order = rows.confidence.sort(descending=True, stable=True).indices
     order = order[rows.entropy[order].sort(stable=True).indices]
-    entropy = rows.entropy[order].double()
-    before = entropy.cumsum(0) - entropy  # rising, so the largest of the first k is the k-th
+    # Entropies rise, so the largest of the first k is the k-th: the others are those before it.
+    before = torch.zeros(len(order), dtype=torch.float64)
+    before[1:] = rows.entropy[order[:-1]].double().cumsum(0)
     accept = torch.zeros_like(rows.entropy, dtype=torch.bool)
-    accept[order] = (before <= gamma).cumprod(0).bool()
+    accept[order] = before.float() <= torch.tensor(gamma, dtype=torch.float32)
     return or_most_confident(rows, accept, reason=ENTROPY_BOUND)

@@ -6,7 +6,8 @@ import torch
 
 from clover_local.decoding.pick import Accept, RowStatistics
 from clover_local.decoding.rules.margin import best_other
-from clover_local.decoding.rules.most_confident import falling
+from clover_local.decoding.rules.most_confident import falling, refuse_nan
+from clover_local.decoding.settings import Settings
 
 MIN_PER_PASS = "min_per_pass"
 FINISH = "finish_gap"
@@ -47,22 +48,27 @@ def finish(accepted: Accept, rows: RowStatistics, *, resolved: float) -> Accept:
 
     Args:
         resolved: of the block, before this pass.
+
+    Raises:
+        ValueError: a probability that is NaN.
     """
     own, other = rows.confidence.double(), best_other(rows).double()
     least = torch.finfo(torch.float32).tiny  # a probability may have rounded to 0
-    gap = float((own.clamp_min(least).log() - other.clamp_min(least).log()).mean())
-    enough = next(needed for share, needed in GAPS if resolved < share)
-    if not gap >= enough:
+    gaps = own.clamp_min(least).log() - other.clamp_min(least).log()
+    refuse_nan(gaps, "gap")
+    if gaps.mean() < next(needed for share, needed in GAPS if resolved < share):
         return accepted
     return _with([reason or FINISH for reason in accepted.reasons])
 
 
-def doubted(rows: RowStatistics) -> RowStatistics:
-    """The rows as a rule sees them under controls of ours: never surer than without the controls.
+def doubted(rows: RowStatistics, settings: Settings) -> RowStatistics:
+    """The rows as a rule sees them: under controls of ours never surer than without the controls.
 
-    The confidence is the lesser of the controlled and the raw one; the entropy is at least that of
-    a token which has this confidence.
+    Then the confidence is the lesser of the controlled and the raw one; the entropy is at least
+    that of a token which has this confidence.
     """
+    if not settings.has_own_controls:
+        return rows
     confidence = torch.minimum(rows.confidence, rows.raw_confidence)
     entropy: torch.Tensor = torch.special.entr(confidence)
     entropy = entropy + torch.special.entr(1 - confidence)

@@ -76,7 +76,7 @@ def test_in_auto_only_blocks_are_tried_again(scripted: Scripted) -> None:
     settings = scripted.settings(mode="auto", loop_guard="retry")
     guard = LoopGuard(settings)
     assert guard.judge([], [5] * 32) is Verdict.RETRY
-    assert guard.settings.in_block_repetition
+    assert guard.settings.no_repeat_ngram and guard.settings.seed != settings.seed
     shown = LoopGuard(settings)
     assert shown.judge_shown([5] * 32) is Verdict.KEEP
     assert shown.settings.frequency_penalty == settings.frequency_penalty + STRENGTH

@@ -33,3 +33,11 @@ def test_among_equal_entropies_the_more_confident_goes_first(
 def test_an_entropy_that_is_nan_is_refused(table: Callable[..., RowStatistics]) -> None:
     with pytest.raises(ValueError, match="masked row 0 has the entropy NaN"):
         entropy_bound(table(0.5, entropy=[torch.nan]), gamma=1)
+
+
+@pytest.mark.parametrize("gamma", [0.1, 0.3, 0.7])
+def test_a_sum_equal_to_gamma_is_within_it_whatever_its_digits(
+    gamma: float, table: Callable[..., RowStatistics]
+) -> None:
+    made = table(0.9, 0.5, 0.4, entropy=[gamma, 2.0, 3.0])
+    assert entropy_bound(made, gamma=gamma).accept.tolist() == [True, True, False]

@@ -42,3 +42,14 @@ def test_divergence_of_a_worked_case_and_of_banned_tokens() -> None:
     expected = 0.5 * math.log(2) + 0.5 * math.log(2 / 3)
     assert divergence(p, q).tolist() == pytest.approx([expected])
     assert divergence(p, p).tolist() == [0.0]
+
+
+def test_a_distribution_never_moves_by_less_than_nothing() -> None:
+    """Rounding alone would make some of these sums negative; a bound of 0 is never met."""
+    p = torch.randn(50, 300, generator=torch.manual_seed(0)).softmax(-1)
+    q = (p.log() + 1e-7 * torch.randn(50, 300)).softmax(-1)
+    terms = (p * (p.log() - q.log())).sum(-1)
+    assert (terms < 0).any() and (divergence(p, q) >= 0).all()
+    stillness = Stillness(kl=0.0)
+    stillness.follow(p, [*range(50)])
+    assert stillness.follow(q, [*range(50)]).tolist() == [0] * 50

@@ -55,6 +55,12 @@ def test_a_second_token_whose_probability_is_zero_is_no_nan(table: Table) -> Non
     assert accepted.accept.all()
 
 
+def test_a_gap_that_is_no_number_is_refused(table: Table) -> None:
+    rows = table(0.9, 0.3, second=[0.05, torch.nan])
+    with pytest.raises(ValueError, match="masked row 1 has the gap NaN"):
+        modifiers.finish(threshold(rows, threshold=0.95), rows, resolved=0.0)
+
+
 def test_under_a_control_of_ours_a_row_is_as_sure_as_without_it(table: Table) -> None:
     rows = table(0.99, 0.99, second=[0.0, 0.0], raw=[0.3, 0.995], entropy=[0.06, 0.06])
     for own, accepted in ((0, [True, True]), (5, [False, True])):
@@ -63,7 +69,7 @@ def test_under_a_control_of_ours_a_row_is_as_sure_as_without_it(table: Table) ->
             choose(rows, settings, places=[0, 1], block_size=2, pass_number=0).accept.tolist()
             == accepted
         )
-    doubted = modifiers.doubted(rows)
+    doubted = modifiers.doubted(rows, settings)
     assert doubted.confidence.tolist() == pytest.approx([0.3, 0.99])
     assert doubted.entropy[0] > 0.6 and doubted.entropy[1] == rows.entropy[1]
 
