@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
@@ -10,6 +11,8 @@ import pytest
 from torch import Tensor
 
 from clover_local.decoding.events import BlockCommitted, Finished, PassDone
+from clover_local.decoding.keys import SAMPLERS
+from clover_local.decoding.repetition.deferral import OTHER_TOKEN
 from clover_local.errors import SettingsError
 from clover_local.generate import Generator, generate
 
@@ -241,3 +244,63 @@ def test_draft_exact_writes_as_ar_under_controls_of_ours(scripted: Scripted) -> 
         for mode in ("ar", "draft")
     ]
     assert texts[0] == texts[1] and len(texts[0]) >= 50
+
+
+@pytest.mark.parametrize(
+    "cut",
+    [{"top_p": 0.01}, {"top_k": 1}, {"top_p": 0.01, "top_k": 1, "temperature": 50.0}],
+    ids=str,
+)
+def test_a_cut_that_leaves_one_token_makes_no_row_sure(
+    cut: dict[str, Any], scripted: Scripted
+) -> None:
+    """Each row's token is certain to be drawn, and still has the model's 0.3: one row a pass."""
+    settings = scripted.settings(max_new_tokens=40, **{"temperature": 0.8, **cut})
+    result = generate(scripted.model(confidence=lambda p: 0.3), scripted.state(), settings, [3])
+    assert [len(rows) for block in result.blocks for rows in block.passes] == [1] * 64
+    assert [token.confidence for token in result.tokens] == pytest.approx([0.3] * 40)
+    greedy = generate(
+        scripted.model(confidence=lambda p: 0.3),
+        scripted.state(),
+        scripted.settings(max_new_tokens=40),
+        [3],
+    )
+    assert result.tokens == greedy.tokens and result.blocks == greedy.blocks
+
+
+@pytest.mark.parametrize("drawn", [{}, {"temperature": 0.7, "seed": 3}], ids=["greedy", "drawn"])
+@pytest.mark.parametrize("sampler", SAMPLERS)
+def test_no_neighbours_are_equal_whatever_the_rule_of_a_model_that_wants_nothing_else(
+    sampler: str, drawn: dict[str, Any], scripted: Scripted
+) -> None:
+    """Every row of every block wants 5 for ever, or every second pair of rows the same token."""
+    given = {"max_new_tokens": 80, "sampler": sampler, "suppress": (STOP, PAD), **drawn}
+    for answer in (lambda p: 5, lambda p: p // 2 % 40):
+        settings = scripted.settings(**given, in_block_repetition=True)
+        model = scripted.model(answer=answer, confidence=lambda p: 0.99 - p % 7 / 50)
+        result = generate(model, scripted.state(), settings, [0])
+        assert len(result.tokens) == 80 and result.finish_reason == "length"
+        assert not any(a == b for a, b in pairwise(result.token_ids))
+        assert all(len(block.passes) <= 32 for block in result.blocks)
+
+
+def test_a_token_that_stands_in_for_a_repeat_has_its_own_confidence_and_reason(
+    scripted: Scripted,
+) -> None:
+    records: list[dict[str, Any]] = []
+
+    class Sink:
+        model, model_hash = "", ""
+
+        def write(self, record: Mapping[str, object]) -> None:
+            records.append(dict(record))
+
+    settings = scripted.settings(max_new_tokens=32, in_block_repetition=True)
+    model = scripted.model(answer=lambda p: 5, confidence=lambda p: 0.97)
+    result = generate(model, scripted.state(), settings, [0], trace=Sink())
+    fixed = [row for record in records if record["record"] == "pass" for row in record["fixed"]]
+    instead = [row for row in fixed if row["reason"] == OTHER_TOKEN]
+    assert len(instead) == 16 and all(row["token"] != 5 for row in instead)
+    for row in instead:
+        assert [row["token"], row["confidence"]] in row["top"]
+        assert result.tokens[row["row"]].confidence == row["confidence"] < 0.01

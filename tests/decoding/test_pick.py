@@ -146,3 +146,59 @@ def test_nan_at_a_banned_id_does_no_harm() -> None:
 def test_suppressing_the_whole_vocabulary_is_refused() -> None:
     with pytest.raises(CloverError, match="suppress"):
         picked([[0.0] * VOCABULARY], settings(suppress=tuple(range(MASK))))
+
+
+def test_rows_one_by_one_are_picked_as_thirty_two_at_once() -> None:
+    """Draws, controls and biases of each row, bit for bit."""
+    made = Settings(
+        mask_token_id=999,
+        vocab_size=1000,
+        stop_ids=(7,),
+        temperature=1.3,
+        top_k=90,
+        top_p=0.9,
+        seed=5,
+        presence_penalty=0.5,
+        repetition_penalty=1.2,
+        length_penalty=3.0,
+        length_penalty_start=4,
+        length_penalty_window=9,
+        min_new_tokens=11,
+        dry_multiplier=2.0,
+    )
+    logits = 3 * torch.randn(32, 1000, generator=torch.Generator().manual_seed(8))
+    controls = ResponseControls(made)
+    controls.add([1, 2, 3, 1, 2])
+    positions = [6 + row for row in range(32)]
+    block = [999] * 32
+    together = pick(
+        logits,
+        controls.at(positions, visible=block),
+        made,
+        rows=range(32),
+        positions=positions,
+        pass_number=3,
+    )
+    for row, position in enumerate(positions):
+        acting = controls.at([position], visible=block)
+        alone = pick(logits, acting, made, rows=[row], positions=[position], pass_number=3)
+        assert alone.token.tolist() == together.token[[row]].tolist()
+        assert alone.top_ids.tolist() == together.top_ids[[row]].tolist()
+        for name in ("confidence", "raw_confidence", "entropy", "top_probabilities"):
+            assert torch.equal(getattr(alone, name), getattr(together, name)[[row]])
+    assert len(set(together.token.tolist())) > 20
+
+
+@pytest.mark.parametrize("temperature", [0.5, 1.0, 2.0])
+def test_shares_of_many_draws_are_the_probabilities_at_their_temperature(
+    temperature: float,
+) -> None:
+    """4000 response positions of one distribution; within four standard deviations."""
+    p = torch.tensor([0.5, 0.25, 0.15, 0.07, 0.03])
+    logits = torch.cat([p.log(), torch.full((2,), -torch.inf)]).expand(4000, VOCABULARY)
+    got = picked(logits.tolist(), settings(temperature=temperature, seed=77))
+    counts = torch.bincount(got.token, minlength=5)
+    expected = (p.log() / temperature).softmax(0)
+    spread = (4000 * expected * (1 - expected)).sqrt()
+    assert ((counts - 4000 * expected).abs() < 4 * spread).all()
+    assert got.confidence.tolist() == pytest.approx(p[got.token].tolist(), abs=1e-6)

@@ -290,3 +290,49 @@ def test_run_is_what_the_rules_say(case: str, named: str, model: Clover) -> None
     assert [f.confidence for rows in passes for f in rows] == pytest.approx(
         [confidence for rows in written.passes for _, _, confidence in rows], abs=1e-5
     )
+
+
+AT_ZERO = {
+    "presence_penalty": 0.0,
+    "frequency_penalty": 0.0,
+    "repetition_penalty": 1.0,
+    "length_penalty": 0.0,
+    "length_penalty_start": -9,
+    "length_penalty_window": 1,
+    "think_end_bias": 0.0,
+    "think_end_start": -9,
+    "think_end_window": 1,
+    "min_new_tokens": 0,
+    "in_block_repetition": False,
+    "no_repeat_ngram": 0,
+    "dry_multiplier": 0.0,
+    "dry_base": 9.0,
+    "dry_allowed": 1,
+    "dry_breakers": (3,),
+    "eos_order": False,
+    "loop_guard": "off",
+    "sampler_threshold_decay": 0.0,
+    "sampler_min_per_pass": 0,
+    "sampler_max_per_pass": 0,
+    "sampler_finish_gap": False,
+}
+
+
+@pytest.mark.parametrize("drawn", [{}, DRAWS], ids=["greedy", "drawn"])
+@pytest.mark.parametrize("named", MODES)
+def test_every_control_at_strength_zero_changes_no_bit(
+    named: str, drawn: dict[str, Any], model: Clover
+) -> None:
+    """Tokens, confidences, passes and rounds; the model has a token that ends thinking."""
+    generation = parse_generation_config(
+        {"dllm_think_end_token_id": THINK_END, "eos_token_id": 94}, model.config, "the file"
+    )
+    results = []
+    for controls in ({}, AT_ZERO):
+        flags = {"max_new_tokens": 40, "threshold": THRESHOLD, **drawn, **MODES[named], **controls}
+        settings = resolve(model.config, generation, flags).settings
+        state = SequenceState(model.config, context=CONTEXT, device="cpu", dtype=torch.float32)
+        results.append(generate(model, state, settings, PROMPT))
+    without, at_zero = results
+    assert at_zero.tokens == without.tokens and len(without.tokens) > 5
+    assert (at_zero.blocks, at_zero.rounds) == (without.blocks, without.rounds)
