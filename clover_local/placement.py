@@ -121,6 +121,7 @@ def place(
     dtype: str,
     context: int | None,
     options: MemoryOptions,
+    pick_rows: int = 0,
     find_card: Callable[[], machine.Card | None] = machine.find_card,
 ) -> Placement:
     """Plans the memory of a model.
@@ -129,6 +130,7 @@ def place(
         device: `cpu` or `cuda`.
         dtype: of activations: `float32` or `bfloat16`.
         context: tokens of prompt and answer; None: what is usual.
+        pick_rows: that plain PyTorch picks at once on a card; 0: the kernels pick.
 
     Raises:
         SettingsError: it does not fit, or an option cannot be met; says what would help.
@@ -152,6 +154,7 @@ def place(
         cuda=device == "cuda",
         embedding_on_host=device == "cuda",
         slots=options.expert_slots,
+        pick_rows=pick_rows if device == "cuda" else 0,
     )
     number_bytes = 4 if dtype == "float32" else 2
     summary = summarize(checkpoint, device=device)

@@ -127,6 +127,7 @@ def plan_memory(
     device: str | None = None,
     dtype: str | None = None,
     memory: MemoryOptions = NOTHING_GIVEN,
+    settings: Settings | None = None,
 ) -> Placement:
     """Where the parts of the model would go; nothing is loaded.
 
@@ -135,6 +136,7 @@ def plan_memory(
         dtype: of activations and of weights that are not packed; None takes float32 on the CPU,
             bfloat16 on cuda.
         memory: limits that the user has set.
+        settings: some rules need memory of their own.
 
     Raises:
         SettingsError: an unknown or absent device, an unknown dtype, a context beyond the model's,
@@ -152,6 +154,7 @@ def plan_memory(
         dtype=dtype or ("float32" if device_type == "cpu" else "bfloat16"),
         context=context,
         options=memory,
+        pick_rows=opened.config.block_size if settings and settings.picks_blocks_in_torch else 0,
     )
 
 
@@ -177,7 +180,9 @@ def load(
         SettingsError: as `plan_memory`; kernels that do not exist; no room after all.
         CheckpointError: the weights cannot be read.
     """
-    placement = plan_memory(opened, context=context, device=device, dtype=dtype, memory=memory)
+    placement = plan_memory(
+        opened, context=context, device=device, dtype=dtype, memory=memory, settings=settings
+    )
     return load_placed(opened, settings, placement, on_progress=on_progress, on_note=on_note)
 
 

@@ -2,11 +2,13 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 from safetensors.torch import load_file
 from torch import Tensor
 
+from clover_local import session
 from clover_local.config import ModelConfig
 from clover_local.counted import counted_bytes, gap, gap_line
 from clover_local.decoding.settings import resolve
@@ -31,6 +33,7 @@ def placed(
     device: str = "cpu",
     context: int | None = 600,
     find_card: Callable[[], Card | None] = lambda: None,
+    pick_rows: int = 0,
 ) -> Placement:
     return place(
         opened.checkpoint,
@@ -40,6 +43,7 @@ def placed(
         context=context,
         options=options or MemoryOptions(),
         find_card=find_card,
+        pick_rows=pick_rows,
     )
 
 
@@ -64,6 +68,36 @@ def test_a_card_is_planned_with_what_it_has_free(opened: OpenModel) -> None:
     assert found.plan.budget.embedding_on_host
     assert found.context == PLANNED_CONTEXT
     assert not found.offloads
+
+
+@pytest.mark.parametrize(
+    ("given", "keeps"),
+    [
+        ({}, False),
+        ({"sampler": "factor"}, False),
+        ({"sampler": "klass"}, True),
+        ({"sampler": "credit", "mode": "auto"}, True),
+        ({"dry_multiplier": 1.0}, True),
+        ({"sampler": "klass", "mode": "ar"}, False),
+    ],
+    ids=str,
+)
+def test_a_rule_that_remembers_passes_has_its_memory_in_the_plan(
+    given: dict[str, Any], keeps: bool, opened: OpenModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: dict[str, Any] = {}
+    monkeypatch.setattr(session, "place", lambda *arguments, **options: asked.update(options))
+    settings = resolve(opened.config, opened.generation, given).settings
+    session.plan_memory(opened, device="cpu", settings=settings)
+    assert asked["pick_rows"] == (opened.config.block_size if keeps else 0)
+    card = Card("a card", total=8000 * MIB, free=8000 * MIB)
+    plans = [
+        placed(opened, device="cuda", find_card=lambda: card, pick_rows=rows).plan
+        for rows in (0, 32 * 400)
+    ]
+    without, with_rows = (plan.device_parts["workspace"] for plan in plans if plan is not None)
+    assert with_rows == 9 * 32 * 400 * opened.config.vocab_size * 4 > without
+    assert placed(opened, pick_rows=32 * 400) == placed(opened)
 
 
 @pytest.mark.parametrize("slots", [4, 5, 17, 31])

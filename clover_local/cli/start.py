@@ -68,7 +68,7 @@ def load(
     from clover_local import session
 
     placement = session.plan_memory(
-        opened, context=context, device=device, dtype=dtype, memory=memory
+        opened, context=context, device=device, dtype=dtype, memory=memory, settings=settings
     )
     effects.report(placement.without_effect(), strict=strict)
     if placement.line is not None:

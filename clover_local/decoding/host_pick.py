@@ -1,10 +1,11 @@
 """The pick by plain PyTorch, wherever the logits are; the rule runs on the host.
 
 What the rules `klass` and `credit` remember of a block's earlier passes is kept here, on the device
-of the logits: up to 32 rows of the vocabulary.
+of the logits: up to 32 rows of the vocabulary (in the memory plan: `pick_workspace`).
 """
 
 from collections.abc import Callable, Sequence
+from copy import copy
 from dataclasses import dataclass, replace
 
 import torch
@@ -44,6 +45,10 @@ class _Memory:
         if settings.sampler == "klass":
             stillness = Stillness(kl=settings.sampler_kl)
         return cls(settings, credit, stillness)
+
+    def copied(self) -> "_Memory":
+        """What a pass may change, so that one which fails half-way leaves this as it was."""
+        return _Memory(self.settings, copy(self.credit), copy(self.stillness))
 
 
 class HostPicker:
@@ -85,7 +90,7 @@ class HostPicker:
         pass_number: int,
     ) -> tuple[RowStatistics, Accept]:
         """See `Picker`; a block on the device is left as it is."""
-        if controls.settings.sampler in ("klass", "credit"):
+        if controls.settings.remembers_passes:
             statistics = self._pick_with_memory(
                 logits, controls, block=block, rows=rows, pass_number=pass_number
             )
@@ -109,7 +114,7 @@ class HostPicker:
         memory = self._memory
         if memory is None or pass_number == 0 or memory.settings != settings:
             memory = _Memory.empty(settings)
-        self._memory = None  # what an interrupt leaves half done is not used again
+        memory = memory.copied()
         positions = [controls.length + row + 1 for row in rows]
         acting = controls.at(positions, visible=block).to(logits.device)
         controlled = ControlledRows.of(

@@ -164,40 +164,42 @@ class Run:
         rows = range(1, len(block))
         positions = [self.controls.length + row for row in rows]
         before = self.controls.length - 1  # the pending token is in the block
-        controls = self.controls.at(positions, visible=block, visible_from=before).to(
-            output.logits.device
-        )
+        controls = self.controls.at(positions, visible=block, visible_from=before)
+        controls, logits = controls.to(output.logits.device), output.logits
         greedy = replace(self.settings, temperature=0.0)
-        return pick(
-            output.logits, controls, greedy, rows=rows, positions=positions, pass_number=0
+        return self._within_memory(
+            lambda: pick(logits, controls, greedy, rows=rows, positions=positions, pass_number=0)
         ).cpu()
 
     def judge(self, output: ForwardOutput, *, drafts: Sequence[int]) -> Judged:
         """Which drafts are accepted, by the logits of a verify of the pending token and them."""
-        return judge(
-            output.logits,
-            self.controls.along(drafts).to(output.logits.device),
-            self.settings,
-            drafts=drafts,
-            position=self.controls.length + 1,
+        controls = self.controls.along(drafts).to(output.logits.device)
+        position = self.controls.length + 1
+        return self._within_memory(
+            lambda: judge(output.logits, controls, self.settings, drafts=drafts, position=position)
         )
 
     def pick_next(self, logits: Tensor) -> RowStatistics:
         """The next token, from the logits [1, V] of the last committed one."""
-        return self._picker.pick(logits, self.controls, rows=[0])
+        return self._within_memory(lambda: self._picker.pick(logits, self.controls, rows=[0]))
 
     def pick_block(
         self, output: ForwardOutput, *, block: Sequence[int], rows: Sequence[int], pass_number: int
     ) -> tuple[RowStatistics, Accept]:
         """Tokens and statistics for the masked `rows` of a previewed block; which are accepted."""
-        return self._picker.pick_block(
-            output.logits,
-            self.controls,
-            block=block,
-            rows=rows,
-            on_device=output.block,
-            pass_number=pass_number,
-        )
+
+        def picked() -> tuple[RowStatistics, Accept]:
+            return self._picker.pick_block(
+                output.logits,
+                self.controls,
+                block=block,
+                rows=rows,
+                on_device=output.block,
+                pass_number=pass_number,
+            )
+
+        # What accepts on the device cannot do so twice, and needs no memory of its own.
+        return picked() if self.settings.plain_threshold else self._within_memory(picked)
 
     def emit(self, tokens: Sequence[EmittedToken]) -> None:
         """Adds tokens to the answer and finds out whether it is complete."""
@@ -336,9 +338,9 @@ class Run:
         return result
 
     def _within_memory(self, forward: Callable[[], Output]) -> Output:
-        """A forward; where the device has no room for it, again with fewer experts there.
+        """A forward or a pick; where the device has no room for it, again with fewer experts there.
 
-        A forward that fails leaves the state as it was, so the answer goes on as if nothing was.
+        One that fails leaves the state as it was, so the answer goes on as if nothing was.
 
         Raises:
             ResourceError: no room, and nothing left to give up.

@@ -107,6 +107,18 @@ class Settings:
         return self.min_new_tokens > 0 or self.dry_multiplier > 0 or self.guarded
 
     @property
+    def remembers_passes(self) -> bool:
+        """Whether the rule keeps a distribution for each row from pass to pass."""
+        return self.sampler in ("klass", "credit")
+
+    @property
+    def picks_blocks_in_torch(self) -> bool:
+        """Whether plain PyTorch picks the rows of a block, wherever the logits are."""
+        return "denoise" in self.running_modes and (
+            self.remembers_passes or self.dry_multiplier > 0
+        )
+
+    @property
     def defers_rows(self) -> bool:
         """Whether a row that the rule accepts may have to wait."""
         return self.in_block_repetition or self.no_repeat_ngram > 0 or self.eos_order

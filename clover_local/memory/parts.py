@@ -31,7 +31,8 @@ class Budget:
     `pin_limit` is the most pinned memory; None: three quarters of `host`. `prefill_rows` are the
     rows of a prompt's chunk; None: the most that leave room. Without `cuda` the slots are host
     memory too, and there are neither a CUDA context nor graphs. `slots` is how many experts are to
-    have one; None: as many as fit.
+    have one; None: as many as fit. Plain PyTorch picks `pick_rows` rows at once, where the kernels
+    do not.
     """
 
     device: int
@@ -44,6 +45,7 @@ class Budget:
     checkpoints: int = CHECKPOINTS
     program: int = PROGRAM_BYTES
     slots: int | None = None
+    pick_rows: int = 0
 
 
 @dataclass(frozen=True)

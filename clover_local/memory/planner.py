@@ -38,7 +38,12 @@ from clover_local.memory.parts import (
 )
 from clover_local.memory.sizes import MIB, shown, shown_mib
 from clover_local.memory.working_set import preview_experts
-from clover_local.memory.workspace import PREFILL_CHOICES, graph_pool, prompt_workspace
+from clover_local.memory.workspace import (
+    PREFILL_CHOICES,
+    graph_pool,
+    pick_workspace,
+    prompt_workspace,
+)
 
 CUDA_RESERVE = 448 * MIB
 """The CUDA context with its kernels, and what the allocator cannot use; assumed, not measured."""
@@ -93,7 +98,7 @@ def _check(model: ModelBytes, budget: Budget) -> None:
         raise ValueError(f"context {budget.context}, the model has 1 to {most}")
     if budget.prefill_rows is not None and budget.prefill_rows < 1:
         raise ValueError(f"prefill_rows {budget.prefill_rows}, at least 1 is needed")
-    for name in ("device", "host", "pin_limit", "checkpoints", "program", "slots"):
+    for name in ("device", "host", "pin_limit", "checkpoints", "program", "slots", "pick_rows"):
         if (getattr(budget, name) or 0) < 0:
             raise ValueError(f"{name} {getattr(budget, name)}, at least 0 is needed")
 
@@ -152,6 +157,10 @@ def _fixed(model: ModelBytes, budget: Budget, rows: int, *, streams: bool) -> tu
     """All on the device but the slots; the maps as large as they can become."""
     config, number = model.config, model.number_bytes
     stream = 2 * max(1, config.num_experts // STREAM_SHARE) * max(model.slot_bytes)
+    workspace = max(  # a prompt has no picks
+        prompt_workspace(config, rows=rows, number_bytes=number),
+        pick_workspace(config, rows=budget.pick_rows),
+    )
     sizes = [
         (MAPS, _maps(model, sum(_most_slots(model))).bytes),
         (TRUNK, model.trunk),
@@ -161,7 +170,7 @@ def _fixed(model: ModelBytes, budget: Budget, rows: int, *, streams: bool) -> tu
         (KEYS_VALUES, budget.context * model.token),
         (STATE, STATE_SETS * model.state),
         (ROTARY, budget.context * config.rotary_dim * 4),
-        (WORKSPACE, prompt_workspace(config, rows=rows, number_bytes=number)),
+        (WORKSPACE, workspace),
         (GRAPHS, graph_pool(config, number_bytes=number) if budget.cuda else 0),
         (STREAM, stream if streams else 0),
         (CONTEXT, CUDA_RESERVE if budget.cuda else 0),

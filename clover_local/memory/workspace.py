@@ -16,7 +16,9 @@ of three stages with it:
                + R (4 D + 3 F_shared N)         their sum, the shared expert
 
 and the logits of its last row. A captured pass has the same for the rows of a block, with logits
-of each of them in N bytes and float32; its graph keeps that memory for itself.
+of each of them in N bytes and float32; its graph keeps that memory for itself. Where plain PyTorch
+picks the rows of a block, it has up to nine tensors like their logits in float32, among them what
+the rules `klass` and `credit` keep from pass to pass.
 """
 
 from clover_local.config import ModelConfig
@@ -28,6 +30,9 @@ PREFILL_CHOICES = (2048, 1024, 512, 256)
 """Rows of a prompt that run together: the first that leaves room for the experts."""
 PREFILL_ROWS = 512
 """On a CPU, with a plan and without: a prompt cut elsewhere is summed in another order."""
+PICK_TENSORS = 9
+"""Of [rows, V] float32: torch's profiler counts eight for `klass` and `credit` with controls, and
+one for a draw from the head of a vocabulary."""
 GRAPH_BYTES = 32 * MIB
 """For the graphs themselves, some 600 launches each for a few widths, and partial sums of split-K.
 Assumed: not measured on the card."""
@@ -60,6 +65,11 @@ def chunk_bytes(config: ModelConfig, *, rows: int, number_bytes: int) -> int:
 def logits_bytes(config: ModelConfig, *, rows: int, number_bytes: int) -> int:
     """Logits of `rows` rows as the head makes them and in float32."""
     return rows * config.vocab_size * (number_bytes + 4)
+
+
+def pick_workspace(config: ModelConfig, *, rows: int) -> int:
+    """What plain PyTorch needs to pick `rows` rows at once, by the rule that needs the most."""
+    return PICK_TENSORS * rows * config.vocab_size * 4
 
 
 def prompt_workspace(config: ModelConfig, *, rows: int, number_bytes: int) -> int:

@@ -50,6 +50,14 @@ def test_a_run_is_the_same_again(run: Call, traced: Call, arguments: tuple[str, 
     assert (outcome.code, outcome.out.split(":")[0]) == (0, "equal")
 
 
+def test_tokens_that_stand_in_for_repeats_are_the_same_again(run: Call, traced: Call) -> None:
+    """Four tokens are left to write with, so their neighbours often want the same."""
+    suppressed = ",".join(str(token) for token in range(512) if token not in (70, 71, 72, 73))
+    path = traced("--in-block-repetition", "--suppress", suppressed, "--threshold", "0.2")
+    assert '"reason": "other_token"' in path.read_text(encoding="utf-8")
+    assert run("replay", str(path)).out.split(":")[0] == "equal"
+
+
 def test_the_first_pass_that_differs_is_named_with_rows_and_tokens(run: Call, traced: Call) -> None:
     path = traced()
 

@@ -1,4 +1,4 @@
-"""A scripted model: each position has a token and a confidence, so tests know every pass."""
+"""Models of a few lines: a scripted one, so that tests know every pass, and one of noise."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -15,6 +15,7 @@ from clover_local.decoding.pick import DeviceBlock
 from clover_local.decoding.settings import Settings
 
 CPU = torch.device("cpu")
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 VOCABULARY, MASK, STOP, PAD = 50, 49, 48, 47
 
 
@@ -104,6 +105,81 @@ class ScriptedModel:
             others = VOCABULARY - 2  # MASK is banned, so it has no share
             logits[row, self.answer(start + row)] = math.log(p / (1 - p) * others)
         return logits
+
+
+@dataclass
+class Noisy:
+    """Logits are noise that depends on the position and on what is fixed in the block.
+
+    Above all of it stands the token that every preview wants, if there is one.
+    """
+
+    config: ModelConfig
+    keeps_block: bool = False
+    wanted: int | None = None
+    before_preview: Callable[[int], None] = lambda previews: None
+    device: torch.device = DEVICE
+    can_preview: bool = True
+    block: DeviceBlock | None = None
+    sent: int = 0
+    previews: int = 0
+
+    def commit(
+        self,
+        tokens: Sequence[int],
+        state: SequenceState,
+        *,
+        logits: Literal["all", "last", "none"] = "last",
+        kind: Literal["commit", "prompt"] = "commit",
+    ) -> ScriptedOutput:
+        kept = state.committed
+        state.advance(list(tokens), recurrent=kept.recurrent, conv=kept.conv)
+        return ScriptedOutput(noise([state.length], salt=0))
+
+    def offload_stats(self) -> None:
+        pass
+
+    def give_up_memory(self) -> None:
+        pass
+
+    def preview(self, block: Sequence[int], state: SequenceState) -> ScriptedOutput:
+        self.before_preview(self.previews)
+        self.previews += 1
+        if self.keeps_block:
+            self._keep(list(block))
+        positions = range(state.length, state.length + len(block))
+        logits = noise(positions, salt=sum(block))
+        if self.wanted is not None:
+            logits[:, self.wanted] = 12.0
+        return ScriptedOutput(logits, block=self.block)
+
+    def verify(self, tokens: Sequence[int], state: SequenceState) -> ScriptedVerify:
+        positions = range(state.length + 1, state.length + 1 + len(tokens))
+        record = VerifyRecord(state.committed, tuple(tokens), ())
+        return ScriptedVerify(noise(positions, salt=0), record=record)
+
+    def accept(self, record: VerifyRecord, rows: int, state: SequenceState) -> None:
+        kept = state.committed
+        state.advance(record.tokens[:rows], recurrent=kept.recurrent, conv=kept.conv)
+
+    def _keep(self, block: list[int]) -> None:
+        """The block on the device, sent only where it is not there by now."""
+        if self.block is None or len(self.block.ids) != len(block):
+            self.block = DeviceBlock(torch.zeros(len(block), dtype=torch.int64, device=DEVICE), [])
+        if self.block.host != block:
+            self.sent += 1
+            self.block.ids.copy_(torch.tensor(block))
+            self.block.host = list(block)
+        assert self.block.ids.tolist() == block
+
+
+def noise(positions: Sequence[int], *, salt: int) -> Tensor:
+    """[rows, V]; rows of a position and salt are always the same."""
+    rows = [
+        torch.randn(VOCABULARY, generator=torch.Generator().manual_seed(1000 * p + salt % 997))
+        for p in positions
+    ]
+    return (torch.stack(rows) * 2).to(DEVICE)
 
 
 @dataclass(frozen=True)

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal
+from dataclasses import replace
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
-from torch import Tensor
 
-from clover_local.cache import SequenceState, VerifyRecord
+from clover_local.cache import SequenceState
 from clover_local.config import ModelConfig
 from clover_local.decoding.autoregressive import Autoregressive
 from clover_local.decoding.controls import ResponseControls
@@ -22,97 +22,15 @@ from clover_local.decoding.run import Mode, Run
 from clover_local.decoding.settings import Settings
 from clover_local.decoding.speculation.draft import Draft
 from clover_local.errors import CloverError
+from tests.decoding.conftest import DEVICE, Noisy, noise
 
 if TYPE_CHECKING:
     from tests.decoding.conftest import Scripted
 
 MASK, STOP, PAD, VOCABULARY = 49, 48, 47, 50
-DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 MODES: dict[str, Mode] = {"denoise": Denoise(), "ar": Autoregressive(), "draft": Draft()}
 BLOCK = 3
 """Rows: each takes the interpreter some milliseconds a pass."""
-
-
-@dataclass(frozen=True)
-class Output:
-    logits: Tensor
-    block: DeviceBlock | None = None
-    expert_ids: tuple[Tensor, ...] = ()
-    coresets: tuple[Tensor, ...] = ()
-    distinct_experts: Tensor | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class VerifyOutput(Output):
-    record: VerifyRecord
-
-
-@dataclass
-class Noisy:
-    """Logits are noise that depends on the position and on what is fixed in the block."""
-
-    config: ModelConfig
-    keeps_block: bool = False
-    before_preview: Callable[[int], None] = lambda previews: None
-    device: torch.device = DEVICE
-    can_preview: bool = True
-    block: DeviceBlock | None = None
-    sent: int = 0
-    previews: int = 0
-
-    def commit(
-        self,
-        tokens: Sequence[int],
-        state: SequenceState,
-        *,
-        logits: Literal["all", "last", "none"] = "last",
-        kind: Literal["commit", "prompt"] = "commit",
-    ) -> Output:
-        kept = state.committed
-        state.advance(list(tokens), recurrent=kept.recurrent, conv=kept.conv)
-        return Output(noise([state.length], salt=0))
-
-    def offload_stats(self) -> None:
-        pass
-
-    def give_up_memory(self) -> None:
-        pass
-
-    def preview(self, block: Sequence[int], state: SequenceState) -> Output:
-        self.before_preview(self.previews)
-        self.previews += 1
-        if self.keeps_block:
-            self._keep(list(block))
-        positions = range(state.length, state.length + len(block))
-        return Output(noise(positions, salt=sum(block)), self.block)
-
-    def verify(self, tokens: Sequence[int], state: SequenceState) -> VerifyOutput:
-        positions = range(state.length + 1, state.length + 1 + len(tokens))
-        record = VerifyRecord(state.committed, tuple(tokens), ())
-        return VerifyOutput(noise(positions, salt=0), record=record)
-
-    def accept(self, record: VerifyRecord, rows: int, state: SequenceState) -> None:
-        kept = state.committed
-        state.advance(record.tokens[:rows], recurrent=kept.recurrent, conv=kept.conv)
-
-    def _keep(self, block: list[int]) -> None:
-        """The block on the device, sent only where it is not there by now."""
-        if self.block is None or len(self.block.ids) != len(block):
-            self.block = DeviceBlock(torch.zeros(len(block), dtype=torch.int64, device=DEVICE), [])
-        if self.block.host != block:
-            self.sent += 1
-            self.block.ids.copy_(torch.tensor(block))
-            self.block.host = list(block)
-        assert self.block.ids.tolist() == block
-
-
-def noise(positions: Sequence[int], *, salt: int) -> Tensor:
-    """[rows, V]; rows of a position and salt are always the same."""
-    rows = [
-        torch.randn(VOCABULARY, generator=torch.Generator().manual_seed(1000 * p + salt % 997))
-        for p in positions
-    ]
-    return (torch.stack(rows) * 2).to(DEVICE)
 
 
 @pytest.fixture
@@ -210,6 +128,20 @@ def test_same_text_under_controls_of_ours_whoever_picks(
     settings = scripted.settings(**{**given, **ramp, **OURS[case]})
     expected = choices(answer(small(), settings, HostPicker()))
     assert choices(answer(small(), settings, DevicePicker(DEVICE))) == expected
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.9])
+def test_no_two_neighbours_are_equal_whoever_picks(
+    temperature: float, small: Callable[..., Noisy], scripted: Scripted
+) -> None:
+    """The model wants 5 in every row and pass; the device has to learn of tokens in its stead."""
+    given = {"max_new_tokens": 2 * BLOCK + 1, "suppress": (STOP, PAD), "temperature": temperature}
+    settings = scripted.settings(**given, in_block_repetition=True)
+    expected = choices(answer(small(wanted=5), settings, HostPicker()))
+    got = choices(answer(small(wanted=5, keeps_block=True), settings, DevicePicker(DEVICE)))
+    assert got == expected
+    tokens = [token for token, _ in got]
+    assert tokens.count(5) >= BLOCK and not any(a == b for a, b in pairwise(tokens))
 
 
 @pytest.mark.parametrize("sampler", RULES)

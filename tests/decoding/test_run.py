@@ -9,9 +9,13 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 import pytest
+import torch
+from torch import Tensor
 
 from clover_local.decoding.events import BlockCommitted, Finished
+from clover_local.decoding.pick import ControlledRows, RowStatistics
 from clover_local.decoding.result import emitted_length
+from clover_local.errors import ResourceError
 from clover_local.generate import Generator, generate
 
 if TYPE_CHECKING:
@@ -106,3 +110,42 @@ def test_errors_propagate_and_leave_no_result(scripted: Scripted) -> None:
     model.before_forward = lambda forwards: None
     settings = scripted.settings(max_new_tokens=3)
     assert generate(model, generator.state, settings, [1, 1]).token_ids == (2, 3, 4)
+
+
+@pytest.mark.parametrize("sampler", ["klass", "credit", "factor", "threshold"])
+def test_a_pick_without_room_is_made_again_with_fewer_experts_on_the_device(
+    sampler: str, scripted: Scripted, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The third and the fifth end half-way; what a rule remembers of a block is counted once."""
+    given = {"sampler": sampler, "sampler_kl": 1.0, "threshold": 0.9, "temperature": 0.5}
+    settings = scripted.settings(max_new_tokens=40, sampler_min_per_pass=1, **given)
+    confidence = {"confidence": lambda p: 0.3 + p % 11 / 20}
+    expected = generate(scripted.model(**confidence), scripted.state(), settings, [1])
+    statistics, calls, said = ControlledRows.statistics, list[None](), list[str]()
+
+    def failing(self: ControlledRows, token: Tensor) -> RowStatistics:
+        calls.append(None)
+        if len(calls) in (3, 5):
+            raise torch.OutOfMemoryError("no room")
+        return statistics(self, token)
+
+    monkeypatch.setattr(ControlledRows, "statistics", failing)
+    model = scripted.model(**confidence)
+    model.give_up_memory = lambda: "fewer expert slots"  # type: ignore[method-assign, assignment]
+    generator = Generator(model, scripted.state(), settings, on_note=said.append)
+    *_, last = generator.run([1])
+    assert isinstance(last, Finished)
+    assert last.result.blocks == expected.blocks and len(expected.blocks[0].passes) > 5
+    assert said == ["fewer expert slots"] * 2
+
+
+def test_a_pick_without_room_and_with_nothing_to_give_up_is_one_sentence(
+    scripted: Scripted, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def failing(self: ControlledRows, token: Tensor) -> RowStatistics:
+        raise torch.OutOfMemoryError("no room")
+
+    monkeypatch.setattr(ControlledRows, "statistics", failing)
+    for given in ({"sampler": "klass"}, {"mode": "ar"}, {"mode": "draft"}):
+        with pytest.raises(ResourceError, match="nothing left to give up"):
+            generate(scripted.model(), scripted.state(), scripted.settings(**given), [1])

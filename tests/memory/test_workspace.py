@@ -10,6 +10,7 @@ from clover_local.memory.workspace import (
     chunk_bytes,
     graph_pool,
     logits_bytes,
+    pick_workspace,
     prompt_workspace,
 )
 
@@ -49,3 +50,5 @@ def test_a_prompt_makes_one_row_of_logits_and_a_graph_a_block_of_them(
     chunk = chunk_bytes(real_config, rows=32, number_bytes=2)
     assert prompt_workspace(real_config, rows=32, number_bytes=2) == chunk + row
     assert graph_pool(real_config, number_bytes=2) == chunk + 32 * row + GRAPH_BYTES
+    assert pick_workspace(real_config, rows=32) == 9 * 32 * 248_320 * 4
+    assert pick_workspace(real_config, rows=0) == 0
