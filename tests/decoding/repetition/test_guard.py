@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import pytest
@@ -54,6 +55,55 @@ def test_a_model_forced_to_loop_is_stopped_and_what_was_good_is_kept(
     assert len(result.tokens) < 400
     pending = {"denoise": {0}, "auto": {0, 1}}.get(mode, {1})
     assert 1 + len(result.tokens) - state.length in pending
+
+
+@MODES
+@pytest.mark.parametrize("period", [2, 3, 7, 13])
+@pytest.mark.parametrize("action", ["off", "stop", "raise", "retry"])
+def test_a_model_forced_to_repeat_an_ngram_is_stopped_unless_the_guard_is_off(
+    action: str, period: int, mode: str, scripted: Scripted
+) -> None:
+    """Good for 40 tokens, then the same few in turn for ever, however often they were written."""
+
+    def answer(position: int) -> int:
+        return forced(position) if position < 1 + GOOD else 20 + (position - 1 - GOOD) % period
+
+    model = scripted.model(answer=answer, confidence=lambda p: 1 - 1e-15)
+    given = {"mode": mode, "max_new_tokens": 700, "loop_guard": action}
+    result = generate(model, scripted.state(2000), scripted.settings(**given), [1])
+    made = [answer(1 + i) for i in range(len(result.tokens))]
+    if action == "off":
+        assert (result.finish_reason, list(result.token_ids)) == ("length", made)
+        return
+    assert list(result.token_ids[: GOOD + period]) == made[: GOOD + period]
+    if action == "stop" or mode == "denoise":
+        assert result.finish_reason == "repetition"
+        # Penalties that rise long enough outweigh what the model wants.
+        assert list(result.token_ids) == made or action == "raise"
+    assert len(result.tokens) < 400
+
+
+@pytest.mark.parametrize("action", ["stop", "raise", "retry"])
+def test_a_loop_of_tokens_that_stand_in_for_repeats_is_stopped_too(
+    action: str, scripted: Scripted
+) -> None:
+    """The model wants 5 for ever, and no two neighbours may be equal."""
+    model = scripted.model(answer=forced, confidence=lambda p: 1 - 1e-15)
+    given = {"max_new_tokens": 700, "loop_guard": action, "in_block_repetition": True}
+    result = generate(model, scripted.state(2000), scripted.settings(**given), [1])
+    assert result.finish_reason == "repetition" and len(result.tokens) < 400
+    assert result.token_ids[:GOOD] == tuple(forced(1 + i) for i in range(GOOD))
+    assert not any(a == b for a, b in pairwise(result.token_ids))
+
+
+def test_what_the_guard_raises_makes_no_row_look_surer(scripted: Scripted) -> None:
+    """As every control of ours: the lesser of a token's probability with and without it counts."""
+    for action in ("raise", "retry"):
+        settings = scripted.settings(loop_guard=action)
+        guard = LoopGuard(settings)
+        assert not settings.has_own_controls and settings.plain_threshold
+        guard.judge([], [5] * 32)
+        assert guard.settings.has_own_controls and not guard.settings.plain_threshold
 
 
 def test_denoise_stops_behind_the_first_round(scripted: Scripted) -> None:
