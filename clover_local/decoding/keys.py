@@ -222,9 +222,9 @@ KEYS: dict[str, Key] = {
     ),
     "think_end_start": _length("dllm_think_end_start").named("N", _START),
     "think_end_window": _whole(1, generation_key="dllm_think_end_window").named("N", _WINDOW),
-    "in_block_repetition": _switch("denoise: put off a row that would repeat its neighbour."),
+    "in_block_repetition": _switch("denoise: no token beside itself, even where it belongs."),
     "no_repeat_ngram": _whole(0, 64).named(
-        "N", "denoise: put off a row that would repeat N tokens of the answer; 0 = off."
+        "N", "denoise: no N tokens twice in an answer, if there is another way; 0 = off."
     ),
     "dry_multiplier": _ANY.named("X", "Strength against continuing a repetition; 0 = off."),
     "dry_base": _between(1, 100).named("X", "That grows so with each repeated token."),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
@@ -265,3 +266,59 @@ def test_where_only_stop_tokens_were_accepted_a_row_before_them_goes() -> None:
     assert got.reasons == (MOST_CONFIDENT, "", "")
     got = kept([M, M], [STOP, STOP], [0.2, 0.99], eos_order=True)
     assert got.accept.tolist() == [True, False]
+
+
+def doubled(tokens: Sequence[int], place: int) -> bool:
+    """Whether the token at `place` stands beside itself; stop tokens may."""
+    beside = tokens[max(place - 1, 0) : place] + tokens[place + 1 : place + 2]  # type: ignore[operator]
+    return tokens[place] != STOP and tokens[place] in beside
+
+
+def completes(tokens: Sequence[int], place: int, size: int) -> bool:
+    """Whether an n-gram over `place` stands elsewhere too."""
+    grams = [tuple(tokens[at : at + size]) for at in range(len(tokens) - size + 1)]
+    over = range(max(place - size + 1, 0), min(place, len(tokens) - size) + 1)
+    return tokens[place] != STOP and any(
+        M not in grams[at] and grams.count(grams[at]) > 1 for at in over
+    )
+
+
+@pytest.mark.parametrize("size", [0, 2, 3])
+def test_random_blocks_are_decided_as_the_rule_says(size: int) -> None:
+    """Few tokens, so that rows often want the same; what must hold is checked row by row."""
+    reasons_seen = set[str]()
+    for seed in range(400):
+        chance = random.Random(seed)
+        response = chance.choices((1, 2, 3, 4), k=chance.choice([0, 1, 9]))
+        block = [chance.choice((M, M, 1, 2, 3, 4)) for _ in range(chance.choice([2, 5, 9]))]
+        places = [row for row, token in enumerate(block) if token == M]
+        if not places:
+            continue
+        wanted = chance.choices((1, 1, 2, 3, STOP), k=len(places))
+        rows = table(wanted, [chance.choice((0.1, 0.5, 0.95, 0.99)) for _ in places])
+        given: dict[str, Any] = {"response": response, "in_block_repetition": True}
+        got, accepted = chosen(block, rows, **given, no_repeat_ngram=size)
+        start, filled_in = len(response), [*response, *block]
+        taken = [i for i, reason in enumerate(accepted.reasons) if reason]
+        assert taken and accepted.accept.nonzero()[:, 0].tolist() == taken
+        for i in taken:
+            filled_in[start + places[i]] = int(got.token[i])
+        assert not any(doubled(filled_in, start + places[i]) for i in taken)
+        if size and OTHER_TOKEN not in accepted.reasons:
+            assert not any(completes(filled_in, start + places[i], size) for i in taken)
+        for i, place in enumerate(places):
+            alone = [*response, *block]
+            alone[start + place] = wanted[i]
+            waits = doubled(alone, start + place) or (
+                size > 0 and completes(alone, start + place, size)
+            )
+            if OTHER_TOKEN in accepted.reasons:
+                assert waits and len(taken) == 1
+            elif rows.confidence[i] > 0.9 and not accepted.reasons[i]:
+                filled_in[start + place] = wanted[i]
+                assert doubled(filled_in, start + place) or (
+                    size > 0 and completes(filled_in, start + place, size)
+                )
+                filled_in[start + place] = M
+        reasons_seen |= set(accepted.reasons)
+    assert reasons_seen == {"", ABOVE, MOST_CONFIDENT, OTHER_TOKEN}
