@@ -256,6 +256,21 @@ def test_statistics_of_some_rows(dtype: torch.dtype, scripted: Scripted) -> None
     check_equal(got, HostPicker().pick(logits, controls, rows=[1, 4]))
 
 
+@pytest.mark.parametrize("picker", [HostPicker(), DevicePicker(DEVICE)], ids=["host", "device"])
+def test_rows_that_are_picked_one_by_one_are_those_of_one_batch(
+    picker: Picker, scripted: Scripted
+) -> None:
+    """A row of its own stands at the same position behind a longer answer."""
+    settings = scripted.settings(temperature=1.2, top_k=20, top_p=0.9, seed=2**40)
+    logits = noise(range(6), salt=7)
+    together = picker.pick(logits, history(settings, ()), rows=range(6))
+    for row in range(6):
+        alone = picker.pick(logits[row : row + 1], history(settings, [9] * row), rows=[0])
+        for name in ("token", "confidence", "entropy", "top_ids", "top_probabilities"):
+            assert torch.equal(getattr(alone, name), getattr(together, name)[[row]])
+    assert len(set(together.token.tolist())) > 3
+
+
 @pytest.mark.parametrize("threshold", [0.0, 0.2, 0.99])
 def test_accepted_rows_and_reasons(threshold: float, scripted: Scripted) -> None:
     controls = history(scripted.settings(threshold=threshold))
