@@ -24,6 +24,8 @@ from clover_local.residency.names import DEFAULT_POLICY, POLICY_NAMES
 if TYPE_CHECKING:
     from clover_local.checkpoint.placements import Checkpoint
 
+DEVICES = ("cpu", "cuda")
+DTYPES = ("float32", "bfloat16")
 PLANNED_CONTEXT = 32768
 """The context where memory is planned and none is asked for, or all that the model has."""
 UNLIMITED = 1 << 60

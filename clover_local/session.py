@@ -23,7 +23,14 @@ from clover_local.decoding.settings import Settings
 from clover_local.errors import SettingsError
 from clover_local.gguf.load.opened import open_gguf
 from clover_local.hub import locate
-from clover_local.placement import MemoryOptions, Placement, check_context, place
+from clover_local.placement import (
+    DEVICES,
+    DTYPES,
+    MemoryOptions,
+    Placement,
+    check_context,
+    place,
+)
 from clover_local.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -34,8 +41,6 @@ if TYPE_CHECKING:
     from clover_local.generate import Generator
     from clover_local.model.clover import Clover
 
-DEVICES = ("cpu", "cuda")
-DTYPES = ("float32", "bfloat16")
 FINGERPRINT_BYTES = 4096  # of each tensor
 NOTHING_GIVEN = MemoryOptions()
 
@@ -140,18 +145,20 @@ def plan_memory(
 
     Raises:
         SettingsError: an unknown or absent device, an unknown dtype, a context beyond the model's,
-            a model that does not fit.
+            kernels that do not exist, a model that does not fit.
     """
     if context is not None:
         check_context(context, opened.config)
     _check_choice("device", device, DEVICES)
     _check_choice("dtype", dtype, DTYPES)
-    device_type = check_device(device).type
+    where = check_device(device)
+    number = dtype or ("float32" if where.type == "cpu" else "bfloat16")
+    _check_kernels(where, number)
     return place(
         opened.checkpoint,
         opened.config,
-        device=device_type,
-        dtype=dtype or ("float32" if device_type == "cpu" else "bfloat16"),
+        device=where.type,
+        dtype=number,
         context=context,
         options=memory,
         pick_rows=opened.config.block_size if settings and settings.picks_blocks_in_torch else 0,
@@ -177,7 +184,7 @@ def load(
         on_note: called with what a user should know of how passes run, now or later.
 
     Raises:
-        SettingsError: as `plan_memory`; kernels that do not exist; no room after all.
+        SettingsError: as `plan_memory`; no room after all.
         CheckpointError: the weights cannot be read.
     """
     placement = plan_memory(
@@ -197,7 +204,7 @@ def load_placed(
     """As `load`, where the memory is planned already.
 
     Raises:
-        SettingsError: kernels that do not exist; no room after all.
+        SettingsError: no room after all.
         CheckpointError: the weights cannot be read.
     """
     import torch
@@ -208,10 +215,6 @@ def load_placed(
     from clover_local.model.graphs import GraphedClover
 
     plan, where = placement.plan, torch.device(placement.device)
-    try:
-        dispatch.check_choice(where, getattr(torch, placement.dtype))
-    except ValueError as error:  # the environment is the user's, so this is no wrong call
-        raise SettingsError(str(error)) from None
     try:
         model = _model(opened, placement, on_progress=on_progress, on_note=on_note)
         state = _empty_state(model, placement)
@@ -331,6 +334,17 @@ def check_device(device: str | None) -> torch.device:
     if device == "cuda" and not available:
         raise SettingsError("--device cuda: torch sees no CUDA device here: use --device cpu")
     return torch.device(device or ("cuda" if available else "cpu"))
+
+
+def _check_kernels(device: torch.device, dtype: str) -> None:
+    import torch
+
+    from clover_local.kernels import dispatch
+
+    try:
+        dispatch.check_choice(device, getattr(torch, dtype))
+    except ValueError as error:  # the environment is the user's, so this is no wrong call
+        raise SettingsError(str(error)) from None
 
 
 def _check_choice(name: str, value: str | None, choices: tuple[str, ...]) -> None:

@@ -5,12 +5,17 @@ that are compiled for it. `reference` takes plain PyTorch everywhere, `triton` t
 everywhere: without a GPU in its interpreter, which is slow and there for tests.
 """
 
-import os
+from __future__ import annotations
 
-import torch
-from torch import Tensor
+import os
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
 
 VARIABLE = "CLOVER_KERNELS"
+CHOICES = ("reference", "triton")
 INTERPRETER = "TRITON_INTERPRET"
 
 
@@ -25,16 +30,27 @@ def on_gpu(x: Tensor) -> bool:
     return choice == "triton" or (choice is None and x.is_cuda)
 
 
+def check_name() -> None:
+    """Checks the variable's word alone; needs no torch.
+
+    Raises:
+        ValueError: it asks for kernels that do not exist.
+    """
+    choice = os.environ.get(VARIABLE)
+    if choice is not None and choice not in CHOICES:
+        raise ValueError(f"{VARIABLE}={choice}: the choices are {' and '.join(CHOICES)}")
+
+
 def check_choice(device: torch.device, dtype: torch.dtype) -> None:
     """Checks the variable for a model on `device` whose hidden states are `dtype`.
 
     Raises:
         ValueError: it asks for kernels that do not exist, or that cannot run there.
     """
-    choice = os.environ.get(VARIABLE, "reference")
-    if choice not in ("reference", "triton"):
-        raise ValueError(f"{VARIABLE}={choice}: the choices are reference and triton")
-    if choice == "triton" and device.type == "cpu":
+    import torch
+
+    check_name()
+    if os.environ.get(VARIABLE) == "triton" and device.type == "cpu":
         if os.environ.get(INTERPRETER) != "1":
             raise ValueError(
                 f"{VARIABLE}=triton on a CPU runs in Triton's interpreter: set {INTERPRETER}=1 as "

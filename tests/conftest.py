@@ -45,6 +45,9 @@ from clover_local.model.clover import Clover
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
+# The settings of whoever runs the tests are none of theirs.
+os.environ["CLOVER_CONFIG"] = os.devnull
+
 # One thread: the same sums on every machine. Deterministic mode fills `torch.empty*` with NaN, so
 # that memory which was never written shows.
 torch.set_num_threads(1)

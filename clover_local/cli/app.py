@@ -10,6 +10,7 @@ from clover_local.cli import console, failures
 from clover_local.cli.bench import bench
 from clover_local.cli.cached import ls, rm
 from clover_local.cli.chat import chat
+from clover_local.cli.config import app as config
 from clover_local.cli.doctor import doctor
 from clover_local.cli.evaluate import evaluate
 from clover_local.cli.export import app as export
@@ -49,6 +50,7 @@ app.command()(doctor)
 app.command()(ls)
 app.command()(rm)
 app.add_typer(export, name="export")
+app.add_typer(config, name="config")
 app.command()(imatrix)
 
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from clover_local.cli import console
-from clover_local.cli.options import JsonOpt, QuietOpt
+from clover_local.cli.options import JsonOpt, QuietOpt, require_kernels
 
 if TYPE_CHECKING:
     from clover_local.bench.measure import Measured, Report
@@ -49,6 +49,7 @@ def bench(
     """Time a pass, a commit, an AR token and a prompt on the CPU beside the floor that it sets."""
     if model is not None and (weights or against):
         raise typer.BadParameter("a MODEL has its own weights", param_hint="--weights / --against")
+    require_kernels()
     import torch
 
     from clover_local import session

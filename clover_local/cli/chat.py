@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 import typer
@@ -27,6 +28,7 @@ INTRODUCTION = (
 """Which model answers when none was named, and how to have another."""
 
 
+@o.configured()
 @o.takes_settings
 @o.takes_memory
 def chat(
@@ -38,14 +40,20 @@ def chat(
     context: o.ContextOpt = None,
     device: o.DeviceOpt = None,
     dtype: o.DtypeOpt = None,
+    watch: o.WatchOpt = None,
     strict: o.StrictOpt = False,
     quiet: o.QuietOpt = False,
 ) -> None:
     """Chat with a model; without MODEL, with the small demo model that comes with the package."""
     given, memory = o.given_settings(call), o.memory_options(call)
     question = None if prompt is None else read_prompt(prompt, file=None, keep_newline=True)
+    origins = o.origins(call)
     opened, resolved = start.open_model(
-        model or DEMO, given, template_flags={"system": system, "think": think}, strict=strict
+        model or DEMO,
+        given,
+        origins=origins,
+        template_flags=o.flags_of(call, "system", "think"),
+        strict=strict,
     )
     # A template that refuses is better known before the weights are loaded.
     opened.tokenizer.render(messages(question or "Hello", system=system), enable_thinking=think)
@@ -60,20 +68,12 @@ def chat(
             device=device,
             dtype=dtype,
             memory=memory,
+            origins=origins,
             strict=strict,
         )
 
-    places = {
-        "system": system,
-        "think": think,
-        "context": context,
-        "device": device,
-        "dtype": dtype,
-    }
-    sources = {name: "flag" for name, value in places.items() if value is not None}
-    sources["model"] = "default" if model is None else "argument"
-    talk = _talk(load(opened, resolved), resolved, system=system, thinking=think, sources=sources)
-    talk.load = load
+    talk = _talk(load(opened, resolved), resolved, system=system, thinking=think, sources=origins)
+    talk.load, talk.watch = load, watch or talk.watch
     if not _answer(talk, question):
         raise typer.Exit(1)
 
@@ -84,7 +84,7 @@ def _talk(
     *,
     system: str | None,
     thinking: bool | None,
-    sources: dict[str, str],
+    sources: Mapping[str, str],
 ) -> ChatState:
     from clover_local.chat import Conversation
     from clover_local.cli.talk import ChatState
@@ -92,7 +92,7 @@ def _talk(
     conversation = Conversation(
         session.opened.tokenizer, session.generator, system=system, thinking=thinking
     )
-    return ChatState(session, conversation, resolved, sources=sources)
+    return ChatState(session, conversation, resolved, sources={**sources})
 
 
 def _answer(talk: ChatState, question: str | None) -> bool:

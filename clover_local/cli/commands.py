@@ -4,7 +4,7 @@ import difflib
 from dataclasses import asdict
 
 from clover_local.cli import console, effects, sessions, turns
-from clover_local.cli.live import WATCH
+from clover_local.cli.preferences import WATCH, shown
 from clover_local.cli.status import offload_rows, size, stats_rows
 from clover_local.cli.talk import ChatState, Command, choice
 from clover_local.decoding.keys import KEYS, MODES
@@ -143,17 +143,6 @@ def _exit(chat: ChatState, argument: str) -> None:
 
 def _word(thinking: bool | None) -> str:
     return next(word for word, value in THINK.items() if value is thinking)
-
-
-def shown(value: object) -> str:
-    """A setting's value as `/set` would take it."""
-    if isinstance(value, tuple):
-        return ",".join(map(str, value)) or "none"
-    if isinstance(value, bool):
-        return "on" if value else "off"
-    if value is None:
-        return "the rule's own"
-    return str(value)
 
 
 COMMANDS = {

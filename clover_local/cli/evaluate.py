@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from clover_local.cli import console
-from clover_local.cli.options import JsonOpt, ModelArg, QuietOpt, require_plot
+from clover_local.cli.options import JsonOpt, ModelArg, QuietOpt, configured, require_plot
 from clover_local.quant.profiles import Choices
 
 if TYPE_CHECKING:
@@ -53,7 +53,9 @@ _FIGURES: tuple[tuple[str, Callable[[ModelFigures], float | None]], ...] = (
 )
 
 
+@configured("device")
 def evaluate(
+    call: typer.Context,
     model: ModelArg,
     against: AgainstOpt = None,
     text: TextOpt = None,

@@ -35,11 +35,15 @@ TraceOpt = Annotated[
     Path | None, typer.Option(metavar="FILE", help="Write what every pass did, as JSON lines.")
 ]
 HeatOpt = Annotated[
-    bool, typer.Option("--heat", help="On a terminal: tokens coloured by their confidence.")
+    bool,
+    typer.Option("--heat/--no-heat", help="On a terminal: tokens coloured by their confidence."),
 ]
-StatsOpt = Annotated[bool, typer.Option("--stats", help="Show speed and memory on stderr.")]
+StatsOpt = Annotated[
+    bool, typer.Option("--stats/--no-stats", help="Show speed and memory on stderr.")
+]
 
 
+@o.configured()
 @o.takes_settings
 @o.takes_memory
 def generate(
@@ -62,14 +66,19 @@ def generate(
     quiet: o.QuietOpt = False,
 ) -> None:
     """Write one answer to a prompt from -p, a file, a pipe, or token ids."""
-    given, memory = o.given_settings(call), o.memory_options(call)
-    if heat and as_json:
+    given, memory, origins = o.given_settings(call), o.memory_options(call), o.origins(call)
+    if as_json and "heat" in o.flags_of(call, "heat"):
         effects.report([("heat", "with --json")], strict=strict)
     text, ids = _prompt(prompt, file=file, prompt_ids=prompt_ids, raw=raw)
-    template_flags = {"system": system, "think": think, "raw": raw if raw and ids else None}
+    template_flags = o.flags_of(call, "system", "think") | ({"raw": raw} if raw and ids else {})
     bypass = "--prompt-ids" if ids else "--raw" if raw else None
     opened, resolved = start.open_model(
-        model, given, template_flags=template_flags, bypass=bypass, strict=strict
+        model,
+        given,
+        origins=origins,
+        template_flags=template_flags,
+        bypass=bypass,
+        strict=strict,
     )
     if not raw and not ids:
         text = opened.tokenizer.render(messages(text, system=system), enable_thinking=think)
@@ -81,6 +90,7 @@ def generate(
             device=device,
             dtype=dtype,
             memory=memory,
+            origins=origins,
             strict=strict,
         )
         session.generator.trace = tracing

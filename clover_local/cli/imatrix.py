@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from clover_local.cli import console
-from clover_local.cli.options import ModelArg, QuietOpt
+from clover_local.cli.options import ModelArg, QuietOpt, configured
 from clover_local.cli.status import size
 from clover_local.quant.profiles import Choices
 
@@ -29,7 +29,9 @@ DeviceOpt = Annotated[str, typer.Option(metavar="cpu|cuda", help="Where to run, 
 DEFAULT_TOKENS = 16_384
 
 
+@configured("device")
 def imatrix(
+    call: typer.Context,
     model: ModelArg,
     out: OutArg,
     calibration: CalibrationOpt = None,

@@ -19,7 +19,6 @@ from clover_local.cli import console
 from clover_local.cli.heat import colour
 from clover_local.decoding.events import PassDone, PromptProgress
 
-WATCH = ("off", "block", "heat")
 DIM = "2"
 PLAIN = ""
 

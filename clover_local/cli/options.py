@@ -2,20 +2,40 @@
 
 import functools
 import inspect
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any, TypeAlias, get_type_hints
+from typing import Annotated, Any, Literal, TypeAlias, get_type_hints
 
 import typer
 
 from clover_local.cli import console
+from clover_local.cli.preferences import Preference, Preferences, read_preferences
 from clover_local.decoding.keys import KEYS, Key
+from clover_local.decoding.settings import FLAG
 from clover_local.errors import CloverError, SettingsError
+from clover_local.kernels.choice import check_name
 from clover_local.memory.sizes import parse_size
 from clover_local.placement import MemoryOptions
 from clover_local.residency.names import POLICY_NAMES
 
 CHARTS = (".png", ".svg")
+
+
+def _set_quiet(call: typer.Context, quiet: bool) -> bool:
+    """Obeys the flag, or without it what the config file or the environment says."""
+    if not _is_given(call, "quiet"):
+        found = read_preferences().values.get("quiet")
+        quiet = found is not None and bool(found.value)
+    console.set_quiet(quiet)
+    return quiet
+
+
+def _is_given(call: typer.Context, name: str) -> bool:
+    source = call.get_parameter_source(name)
+    return source is not None and source.name == "COMMANDLINE"
+
 
 ModelArg: TypeAlias = Annotated[
     str,
@@ -38,10 +58,15 @@ TraceArg: TypeAlias = Annotated[
 ]
 JsonOpt: TypeAlias = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 QuietOpt: TypeAlias = Annotated[
-    bool, typer.Option("--quiet", "-q", callback=console.set_quiet, help="No notes, no progress.")
+    bool,
+    typer.Option("--quiet/--no-quiet", "-q", callback=_set_quiet, help="No notes, no progress."),
 ]
 StrictOpt: TypeAlias = Annotated[
-    bool, typer.Option("--strict", help="Refuse flags that would have no effect.")
+    bool, typer.Option("--strict/--no-strict", help="Refuse flags that would have no effect.")
+]
+WatchOpt: TypeAlias = Annotated[
+    Literal["off", "block", "heat"] | None,
+    typer.Option(help="How the active block is shown; default: block."),
 ]
 PromptOpt: TypeAlias = Annotated[
     str | None, typer.Option("--prompt", "-p", metavar="TEXT", help="What to answer.")
@@ -188,5 +213,92 @@ def _flag(name: str, key: Key) -> object:
 
 
 def given_settings(call: typer.Context) -> dict[str, object]:
-    """The flags of a call that are fields of `Settings`, by name, without those not given."""
+    """What a call sets of `Settings`, by flag or as `configured`, by name."""
     return {key: call.params[key] for key in KEYS if call.params[key] is not None}
+
+
+def configured(*names: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Gives flags of a command that were not given the user's preferences.
+
+    `origins` says where a value is from. Checks `CLOVER_KERNELS` before anything is loaded.
+
+    Args:
+        names: the flags that obey preferences; none: all that are keys of theirs.
+    """
+
+    def decorate(command: Callable[..., None]) -> Callable[..., None]:
+        @functools.wraps(command)
+        def run(**values: Any) -> None:
+            call: typer.Context = values["call"]
+            preferences = read_preferences()
+            _report_unknown(preferences, strict=bool(values.get("strict")))
+            require_kernels()
+            used = {
+                name: preference
+                for name, preference in preferences.values.items()
+                if name in (names or values) and name in values and not _is_given(call, name)
+            }
+            for name, preference in used.items():
+                values[name] = call.params[name] = preference.value
+            call.obj = {
+                name: "argument" if name == "model" else FLAG
+                for name in values
+                if _is_given(call, name)
+            }
+            call.obj |= {name: preference.source for name, preference in used.items()}
+            with _naming_the_place(used):
+                command(**values)
+
+        return run
+
+    return decorate
+
+
+def origins(call: typer.Context) -> dict[str, str]:
+    """Where each value of a `configured` command is from: `flag`, a file's path, a variable."""
+    found: dict[str, str] = call.obj
+    return found
+
+
+def flags_of(call: typer.Context, *names: str) -> dict[str, object]:
+    """Those of `names` that stand on the command line itself, with their values."""
+    return {name: call.params[name] for name in names if origins(call).get(name) == FLAG}
+
+
+def _report_unknown(preferences: Preferences, *, strict: bool) -> None:
+    if preferences.unknown and strict:
+        raise SettingsError(f"{'; '.join(preferences.unknown)} (or drop --strict)")
+    for sentence in preferences.unknown:
+        console.note(f"note: {sentence}")
+
+
+def require_kernels() -> None:
+    """Raises SettingsError where `CLOVER_KERNELS` asks for kernels that do not exist."""
+    try:
+        check_name()
+    except ValueError as error:
+        raise SettingsError(f"{error}: set one of these, or unset it") from None
+
+
+@contextmanager
+def _naming_the_place(used: Mapping[str, Preference]) -> Iterator[None]:
+    """Within it, an error on a flag that nobody typed says where its value is from."""
+    try:
+        yield
+    except CloverError as error:
+        named = [
+            f"--{name.replace('_', '-')} comes from {preference.source}"
+            for name, preference in used.items()
+            if _names(str(error), name, preference)
+        ]
+        if not named:
+            raise
+        raise type(error)(f"{error} ({', '.join(named)})") from error
+
+
+def _names(message: str, name: str, preference: Preference) -> bool:
+    if preference.source in message:
+        return False
+    if name == "model":
+        return str(preference.value) in message
+    return re.search(rf"--{name.replace('_', '-')}(?![\w-])", message) is not None

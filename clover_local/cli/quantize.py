@@ -14,7 +14,7 @@ import typer
 
 from clover_local.cli import console, effects
 from clover_local.cli.interrupt import INTERRUPTED, single_interrupt
-from clover_local.cli.options import DeviceOpt, JsonOpt, ModelArg, QuietOpt
+from clover_local.cli.options import DeviceOpt, JsonOpt, ModelArg, QuietOpt, configured
 from clover_local.cli.status import size
 from clover_local.memory.sizes import parse_bytes
 from clover_local.quant.profiles import Choices
@@ -71,6 +71,7 @@ _OF_QUANTIZING = (*(field.name for field in fields(Choices)), "calibration", "de
 """Parameters that an import has no use for."""
 
 
+@configured("device")
 def quantize(
     call: typer.Context,
     source: ModelArg,

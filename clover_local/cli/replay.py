@@ -20,10 +20,14 @@ ModelOpt = Annotated[
     typer.Option(metavar="MODEL", help="Run it on this model; default: the one it was made with."),
 ]
 StrictOpt = Annotated[
-    bool, typer.Option("--strict", help="Refuse another model, device or dtype than recorded.")
+    bool,
+    typer.Option(
+        "--strict/--no-strict", help="Refuse another model, device or dtype than recorded."
+    ),
 ]
 
 
+@o.configured("device", "strict", *o.MEMORY)
 @o.takes_memory
 def replay(
     call: typer.Context,
@@ -55,6 +59,7 @@ def replay(
         device=device,
         dtype=dtype or (header.dtype if device is None else None),
         memory=memory,
+        origins=o.origins(call),
         strict=strict,
     )
     where = f"{session.device} in {session.dtype}"

@@ -19,20 +19,13 @@ from clover_local.cli import console, start
 from clover_local.cli.prompts import messages as ask
 from clover_local.cli.talk import ChatState
 from clover_local.cli.turns import paths
-from clover_local.decoding.settings import (
-    DEFAULT,
-    FROM_CONFIG,
-    FROM_GENERATION,
-    ResolvedSettings,
-    resolve,
-)
+from clover_local.decoding.settings import OF_MODEL, ResolvedSettings, resolve
 from clover_local.errors import SessionError, SettingsError
 from clover_local.files import as_flag, as_object, as_text, as_token_ids, require_file
 from clover_local.hub import DEMO
 
 VERSION = 1
 _NAME = re.compile(r"\w[\w.-]{0,99}")
-_OWN = (DEFAULT, FROM_CONFIG, FROM_GENERATION)
 
 
 def folder() -> Path:
@@ -127,7 +120,11 @@ def switch(chat: ChatState, name: str) -> None:
 
     talk, before = chat.conversation, (chat.session.opened, chat.resolved)
     opened, resolved = start.open_model(
-        name, _given(chat.resolved), template_flags={}, strict=False
+        name,
+        _given(chat.resolved),
+        origins=chat.resolved.sources,
+        template_flags={},
+        strict=False,
     )
     history = talk.messages or ask("Hello", system=talk.system)
     opened.tokenizer.render(history, enable_thinking=talk.thinking)
@@ -160,7 +157,7 @@ def _given(resolved: ResolvedSettings) -> dict[str, object]:
     return {
         key: list(value) if isinstance(value, tuple) else value
         for key, value, source in resolved.rows()
-        if source not in _OWN
+        if source not in OF_MODEL
     }
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from clover_local.cli import console, effects
-from clover_local.decoding.settings import ResolvedSettings, Settings, resolve
+from clover_local.decoding.settings import FLAG, ResolvedSettings, Settings, resolve
 from clover_local.hub import DEMO
 
 if TYPE_CHECKING:
@@ -16,20 +16,26 @@ if TYPE_CHECKING:
     from clover_local.placement import MemoryOptions
     from clover_local.session import OpenModel, Session
 
+ASKED = (FLAG, "/set", "/regen")
+"""Places of values that a user gave for this run."""
+
 
 def open_model(
     name: str,
     given: Mapping[str, object],
     *,
+    origins: Mapping[str, str] | None = None,
     template_flags: Mapping[str, object],
     bypass: str | None = None,
     strict: bool,
 ) -> tuple[OpenModel, ResolvedSettings]:
     """The model's files, checked, and its settings with the given ones on top.
 
-    Flags without effect are noted, or with `strict` an error.
+    What a user asked for and has no effect is noted, or with `strict` an error; general defaults
+    (a config file's, the environment's) are not.
 
     Args:
+        origins: where each of `given` is from; None: they are flags.
         template_flags: flags that only the chat template reads; None = not given.
         bypass: the flag that replaces the template, if there is one.
     """
@@ -38,9 +44,10 @@ def open_model(
     opened = session.open_model(name)
     for note in opened.checkpoint.notes:
         console.note(f"note: {note}")
-    resolved = resolve(opened.config, opened.generation, given)
+    resolved = resolve(opened.config, opened.generation, given, source=origins or FLAG)
+    asked = [key for key in given if resolved.sources[key] in ASKED]
     effects.report(
-        effects.without_effect(given, resolved.settings)
+        effects.without_effect(asked, resolved.settings)
         + effects.without_template(
             [flag for flag, value in template_flags.items() if value is not None],
             bypass=bypass,
@@ -59,18 +66,24 @@ def load(
     device: str | None,
     dtype: str | None,
     memory: MemoryOptions,
+    origins: Mapping[str, str] | None = None,
     strict: bool,
 ) -> Session:
     """The model in memory, with progress on stderr; says where its experts are.
 
     Memory flags without effect are noted, or with `strict` an error, before anything is read.
+
+    Args:
+        origins: where the memory options are from, by name; None: they are flags.
     """
     from clover_local import session
 
     placement = session.plan_memory(
         opened, context=context, device=device, dtype=dtype, memory=memory, settings=settings
     )
-    effects.report(placement.without_effect(), strict=strict)
+    idle = placement.without_effect()
+    asked = [(name, why) for name, why in idle if (origins or {}).get(name, FLAG) in ASKED]
+    effects.report(asked, strict=strict)
     if placement.line is not None:
         console.note(placement.line)
     notes: list[str] = []

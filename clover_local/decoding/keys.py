@@ -25,7 +25,7 @@ SAMPLERS = (
     "hierarchy",
 )
 LOOP_GUARDS = ("off", "raise", "retry", "stop")
-SWITCH = {"on": True, "off": False, "true": True, "false": False}
+SWITCH = {"on": True, "off": False, "true": True, "false": False, "1": True, "0": False}
 
 Kind = type[int] | type[float] | type[str] | type[bool]
 
@@ -49,7 +49,9 @@ class Key:
         return replace(self, metavar=metavar, help=help)
 
 
-def _choice(names: tuple[str, ...], help: str) -> Key:
+def choice(names: tuple[str, ...], help: str) -> Key:
+    """A setting that is one of `names`."""
+
     def convert(value: object) -> str:
         if value not in names:
             raise ValueError
@@ -58,7 +60,9 @@ def _choice(names: tuple[str, ...], help: str) -> Key:
     return Key("one of " + ", ".join(names), convert, metavar="|".join(names), help=help)
 
 
-def _switch(help: str) -> Key:
+def switch(help: str) -> Key:
+    """A setting that is on or off."""
+
     def convert(value: object) -> bool:
         if isinstance(value, bool):
             return value
@@ -71,9 +75,11 @@ def _switch(help: str) -> Key:
     return Key("on or off", convert, kind=bool, help=help)
 
 
-def _whole(
+def whole(
     least: int | None = None, most: int | None = None, *, generation_key: str | None = None
 ) -> Key:
+    """A whole number between two bounds, both allowed."""
+
     def convert(value: object) -> int:
         if isinstance(value, bool) or not isinstance(value, int | str):
             raise TypeError
@@ -89,7 +95,7 @@ def _whole(
 
 def _width() -> Key:
     def convert(value: object) -> int:
-        number = int(str(_whole(1).convert(value)))
+        number = int(str(whole(1).convert(value)))
         if number not in DRAFT_WIDTHS:
             raise ValueError
         return number
@@ -123,7 +129,7 @@ def _ids() -> Key:
             items = [*value]
         else:
             raise TypeError
-        one = _whole(0).convert
+        one = whole(0).convert
         return tuple(int(str(one(item))) for item in items)
 
     return Key("token ids such as 7,42, or none", convert)
@@ -151,7 +157,7 @@ def _strength(generation_key: str) -> Key:
 
 
 def _length(generation_key: str) -> Key:
-    return _whole(-LARGEST, LARGEST, generation_key=generation_key)
+    return whole(-LARGEST, LARGEST, generation_key=generation_key)
 
 
 _SHARE = _between(0, 1)
@@ -163,28 +169,28 @@ _START = "Answer length where that begins."
 _WINDOW = "Tokens from there to full strength."
 
 KEYS: dict[str, Key] = {
-    "mode": _choice(MODES, _MODES),
-    "max_new_tokens": _whole(1).named("N", "Most tokens of an answer."),
-    "min_new_tokens": _whole(0).named("N", "No stop token at answer positions below N."),
+    "mode": choice(MODES, _MODES),
+    "max_new_tokens": whole(1).named("N", "Most tokens of an answer."),
+    "min_new_tokens": whole(0).named("N", "No stop token at answer positions below N."),
     "threshold": _SHARE.named("P", "denoise: a mask is fixed above this confidence."),
-    "sampler": _choice(SAMPLERS, "denoise: the unmasking rule."),
+    "sampler": choice(SAMPLERS, "denoise: the unmasking rule."),
     "sampler_factor": _ANY.named("F", "factor: (n + 1)(1 - confidence) stays below F."),
     "sampler_gamma": _ANY.named("X", "entropy_bound: nats, 0.1; credit: power of p1, 0.2."),
     "sampler_margin": _SHARE.named("P", "margin: p1 - p2 has to be above it."),
-    "sampler_steps": _whole(1).named("N", "fixed_steps: passes a block."),
-    "sampler_k": _whole(1).named("N", "sequential: rows a pass, from the left."),
+    "sampler_steps": whole(1).named("N", "fixed_steps: passes a block."),
+    "sampler_k": whole(1).named("N", "sequential: rows a pass, from the left."),
     "sampler_kl": _ANY.named("X", "klass: divergence from the last pass, below it."),
-    "sampler_history": _whole(1, 64).named("N", "klass: so many passes in a row."),
+    "sampler_history": whole(1, 64).named("N", "klass: so many passes in a row."),
     "sampler_threshold": _SHARE.named("P", "klass: and a confidence above this."),
     "sampler_alpha": _ANY.named("X", "credit: strength."),
     "sampler_beta": _SHARE.named("X", "credit: what is left of it after a pass."),
     "sampler_low": _SHARE.named("P", "hierarchy: the best row of a gap, above this."),
     "sampler_threshold_decay": _SHARE.named("X", "The threshold falls by X a pass; 0 = off."),
-    "sampler_min_per_pass": _whole(0).named("N", "Fix at least N rows a pass; 0 = off."),
-    "sampler_max_per_pass": _whole(0).named("N", "Fix at most N rows a pass; 0 = off."),
-    "sampler_finish_gap": _switch("Fix the rest of a block once the likeliest tokens lead far."),
+    "sampler_min_per_pass": whole(0).named("N", "Fix at least N rows a pass; 0 = off."),
+    "sampler_max_per_pass": whole(0).named("N", "Fix at most N rows a pass; 0 = off."),
+    "sampler_finish_gap": switch("Fix the rest of a block once the likeliest tokens lead far."),
     "draft_width": _width().named("W", "draft: rows of a round, 1 to 32."),
-    "accept": _choice(ACCEPT, "draft: which drafts stay; exact writes as ar."),
+    "accept": choice(ACCEPT, "draft: which drafts stay; exact writes as ar."),
     "accept_ratio": _SHARE.named("P", "draft, typical: a probability that is enough."),
     "accept_delta": _ANY.named("X", "draft, typical: so much of exp(-entropy) is enough too."),
     "auto": _several_modes().named(
@@ -193,11 +199,11 @@ KEYS: dict[str, Key] = {
     "temperature": _number(
         lambda x: 0 <= x <= STRONGEST, f"a number from 0 (greedy) to {STRONGEST:.0f}"
     ).named("T", "0 picks the likeliest token."),
-    "top_k": _whole(0).named("K", "Draw among the K likeliest; 0 = all."),
+    "top_k": whole(0).named("K", "Draw among the K likeliest; 0 = all."),
     "top_p": _number(lambda x: 0 < x <= 1, "a number above 0, at most 1").named(
         "P", "Draw among the likeliest of mass P."
     ),
-    "seed": _whole(0, 2**64 - 1).named("N", "Seed of every draw."),
+    "seed": whole(0, 2**64 - 1).named("N", "Seed of every draw."),
     "suppress": _ids().named("IDS", "Token ids never to write: 5,17,42."),
     "presence_penalty": _strength("presence_penalty").named(
         "X", "Subtracted from tokens that the answer has."
@@ -214,24 +220,24 @@ KEYS: dict[str, Key] = {
         "X", "Added to the stop tokens as the answer grows."
     ),
     "length_penalty_start": _length("dllm_length_penalty_start").named("N", _START),
-    "length_penalty_window": _whole(1, generation_key="dllm_length_penalty_window").named(
+    "length_penalty_window": whole(1, generation_key="dllm_length_penalty_window").named(
         "N", _WINDOW
     ),
     "think_end_bias": _strength("dllm_think_end_bias").named(
         "X", "Added to the end-of-thinking token as the answer grows."
     ),
     "think_end_start": _length("dllm_think_end_start").named("N", _START),
-    "think_end_window": _whole(1, generation_key="dllm_think_end_window").named("N", _WINDOW),
-    "in_block_repetition": _switch("denoise: no token beside itself, even where it belongs."),
-    "no_repeat_ngram": _whole(0, 64).named(
+    "think_end_window": whole(1, generation_key="dllm_think_end_window").named("N", _WINDOW),
+    "in_block_repetition": switch("denoise: no token beside itself, even where it belongs."),
+    "no_repeat_ngram": whole(0, 64).named(
         "N", "denoise: no N tokens twice in an answer, if there is another way; 0 = off."
     ),
     "dry_multiplier": _ANY.named("X", "Strength against continuing a repetition; 0 = off."),
     "dry_base": _between(1, 100).named("X", "That grows so with each repeated token."),
-    "dry_allowed": _whole(1, LARGEST).named("N", "Repeated tokens that begin to cost."),
+    "dry_allowed": whole(1, LARGEST).named("N", "Repeated tokens that begin to cost."),
     "dry_breakers": _ids().named("IDS", "Token ids that end a repetition."),
-    "eos_order": _switch("denoise: a stop token waits for all that stands before it."),
-    "loop_guard": _choice(
+    "eos_order": switch("denoise: a stop token waits for all that stands before it."),
+    "loop_guard": choice(
         LOOP_GUARDS, "What an answer that loops gets: penalties, another try, an end."
     ),
 }

@@ -17,8 +17,11 @@ from clover_local.errors import SettingsError
 GAMMAS = {"entropy_bound": 0.1, "credit": 0.2}
 """`sampler_gamma`, by rule, where it is not given."""
 DEFAULT = "default"
+FLAG = "flag"
 FROM_CONFIG = "config.json"
 FROM_GENERATION = "generation_config.json"
+OF_MODEL = (DEFAULT, FROM_CONFIG, FROM_GENERATION)
+"""Places of values that no user gave."""
 
 
 @dataclass(frozen=True)
@@ -152,13 +155,20 @@ class ResolvedSettings:
         """
         return self.with_values({key: text.strip()}, source=source)
 
-    def with_values(self, values: Mapping[str, object], *, source: str) -> "ResolvedSettings":
+    def with_values(
+        self, values: Mapping[str, object], *, source: str | Mapping[str, str]
+    ) -> "ResolvedSettings":
         """The same settings with every given value; None means "not given".
+
+        Args:
+            source: the place that all values are from, or the place of each.
 
         Raises:
             SettingsError: as `with_value`.
         """
         changes: dict[str, Any] = {}
+        sources = dict(self.sources)
+        places = dict.fromkeys(values, source) if isinstance(source, str) else source
         for name, value in values.items():
             key = known_key(name)
             if value is None:
@@ -166,11 +176,12 @@ class ResolvedSettings:
             try:
                 changes[key] = KEYS[key].convert(value)
             except (TypeError, ValueError):
-                shown = f"--{key.replace('_', '-')}" if source == "flag" else key
+                shown = f"--{key.replace('_', '-')}" if places[name] == FLAG else key
                 raise SettingsError(f"{shown} is {value!r}: expected {KEYS[key].expects}") from None
+            sources[key] = places[name]
         settings = replace(self.settings, **changes)
-        _refuse_without_effect(settings, changes)
-        return ResolvedSettings(settings, {**self.sources, **dict.fromkeys(changes, source)})
+        _refuse_without_effect(settings, changes, sources)
+        return ResolvedSettings(settings, sources)
 
     def rows(self) -> list[tuple[str, object, str]]:
         """(key, value, source) for each of `KEYS`, in their order: what `/show` prints."""
@@ -182,9 +193,12 @@ def resolve(
     generation: GenerationConfig,
     overrides: Mapping[str, object],
     *,
-    source: str = "flag",
+    source: str | Mapping[str, str] = FLAG,
 ) -> ResolvedSettings:
     """The model's settings with the user's `overrides` on top (None means "not given").
+
+    Args:
+        source: the place that all overrides are from, or the place of each.
 
     Raises:
         SettingsError: an unknown key, a value out of range, or one without effect on this model.
@@ -229,28 +243,35 @@ def known_key(name: str) -> str:
     raise SettingsError(f"unknown setting {name!r}: {remedy}")
 
 
-def _refuse_without_effect(settings: Settings, changes: Mapping[str, object]) -> None:
+def _refuse_without_effect(
+    settings: Settings, changes: Mapping[str, object], sources: Mapping[str, str]
+) -> None:
     """A value that the user gave and that this model cannot obey is refused, never ignored."""
+
+    def placed(key: str) -> str:
+        return key if sources[key] in (FLAG, "/set") else f"{key} (from {sources[key]})"
+
     if changes.get("think_end_bias") and settings.think_end_token_id is None:
         raise SettingsError(
-            "think_end_bias needs dllm_think_end_token_id in generation_config.json, "
+            f"{placed('think_end_bias')} needs dllm_think_end_token_id in generation_config.json, "
             "which this model lacks: leave think_end_bias at 0"
         )
     for key in ("length_penalty", "min_new_tokens", "eos_order"):
         if changes.get(key) and not settings.stop_ids:
             off = "off" if key == "eos_order" else 0
             raise SettingsError(
-                f"{key} needs a stop id, which this model lacks: leave {key} at {off}"
+                f"{placed(key)} needs a stop id, which this model lacks: leave {key} at {off}"
             )
     for key in ("suppress", "dry_breakers"):
         for token in getattr(settings, key):
             if token >= settings.vocab_size:
                 raise SettingsError(
-                    f"{key} names the token id {token}: ids of this model end at "
+                    f"{placed(key)} names the token id {token}: ids of this model end at "
                     f"{settings.vocab_size - 1}"
                 )
     least, most = settings.sampler_min_per_pass, settings.sampler_max_per_pass
     if most and least > most:
         raise SettingsError(
-            f"sampler_min_per_pass is {least} and sampler_max_per_pass {most}: lower the first"
+            f"{placed('sampler_min_per_pass')} is {least} and "
+            f"{placed('sampler_max_per_pass')} {most}: lower the first"
         )
