@@ -4,9 +4,11 @@ The cache is asked before the network, so that a model that is complete on this 
 without it. To have a newer revision of a cached model, name it: `owner/name@revision`.
 """
 
+import errno
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
@@ -22,7 +24,9 @@ GGUF_SUFFIX = ".gguf"
 DESCRIPTION_FILES = ("*.json", "*.jinja")
 MODEL_FILES = (*DESCRIPTION_FILES, "*.safetensors")
 
-_HUB_ID = re.compile(r"(?P<repository>\w[\w.-]*/\w[\w.-]*)(?:@(?P<revision>[\w./-]+))?", re.ASCII)
+HUB_ID = re.compile(r"(?P<repository>\w[\w.-]*/\w[\w.-]*)(?:@(?P<revision>[\w./-]+))?", re.ASCII)
+_LATER_SPLIT = re.compile(r"-(?!00001)\d{5}-of-\d{5}\.gguf$")
+_BESIDE_MODEL = re.compile(r"mmproj|imatrix", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -132,13 +136,27 @@ def locate(model: str, *, files: Sequence[str] = MODEL_FILES) -> Path:
         )
     if path.endswith(GGUF_SUFFIX):
         raise CheckpointError(f"there is no file {model!r}: check its name and its folder")
-    match = _HUB_ID.fullmatch(model)
+    match = HUB_ID.fullmatch(model)
     if match is None:
         raise CheckpointError(
             f"there is no folder {model!r}: pass the folder that holds the model, "
             f"a hub id such as owner/name, or {DEMO!r}"
         )
     return _find_on_hub(match["repository"], match["revision"], files)
+
+
+def gguf_models(names: Sequence[str]) -> list[str]:
+    """Of the .gguf files of a repository those to open as a model: of a split one its first."""
+    from clover_local.gguf.diffusion import SUFFIX as SIDECAR
+
+    return sorted(
+        name
+        for name in names
+        if name.endswith(GGUF_SUFFIX)
+        and not name.endswith(SIDECAR)
+        and not _BESIDE_MODEL.search(name)
+        and not _LATER_SPLIT.search(name)
+    )
 
 
 def _find_on_hub(repository: str, revision: str | None, files: Sequence[str]) -> Path:
@@ -148,6 +166,9 @@ def _find_on_hub(repository: str, revision: str | None, files: Sequence[str]) ->
         folder = _snapshot(repository, revision, files, local_files_only=True)
         if (folder / "config.json").is_file():
             return folder
+        models = gguf_models([path.name for path in folder.glob(f"*{GGUF_SUFFIX}")])
+        if len(models) == 1:
+            return folder / models[0]
     except LocalEntryNotFoundError:
         pass  # not, or not completely, in the cache
     except HFValidationError:
@@ -158,15 +179,26 @@ def _find_on_hub(repository: str, revision: str | None, files: Sequence[str]) ->
 
 
 def _download(repository: str, revision: str | None, files: Sequence[str]) -> Path:
-    from httpx2 import HTTPError
-    from huggingface_hub import errors
+    with hub_errors(repository, revision):
+        return _snapshot(repository, revision, files, local_files_only=False)
+
+
+@contextmanager
+def hub_errors(repository: str, revision: str | None) -> Iterator[None]:
+    """Within it, what goes wrong at the hub is a HubError of one sentence.
+
+    Raises:
+        HubError: the hub does not have it or does not give it, or cannot be reached.
+    """
+    from httpx2 import ConnectError, ConnectTimeout, HTTPError
+    from huggingface_hub import constants, errors
 
     name = repository if revision is None else f"{repository}@{revision}"
     try:
-        return _snapshot(repository, revision, files, local_files_only=False)
+        yield
     except errors.GatedRepoError:
         raise HubError(
-            f"{name} is gated: accept its terms on https://huggingface.co/{repository}, "
+            f"{name} is gated: accept its terms on {constants.ENDPOINT}/{repository}, "
             "then run `hf auth login`"
         ) from None
     except errors.RepositoryNotFoundError:
@@ -183,11 +215,38 @@ def _download(repository: str, revision: str | None, files: Sequence[str]) -> Pa
             f"{name} is neither a folder nor complete in the hub cache, and the hub cannot be "
             "reached: connect to the network, or pass the folder of a copy"
         ) from None
-    except (OSError, HTTPError) as error:
-        reason = " ".join(str(error).split()) or type(error).__name__
+    except errors.OfflineModeIsEnabled:
         raise HubError(
-            f"the download of {name} stopped ({reason}): run again to continue it"
+            f"HF_HUB_OFFLINE is set, so the hub is not asked for {name}: unset it"
         ) from None
+    except (ConnectError, ConnectTimeout) as error:
+        raise HubError(
+            f"{constants.ENDPOINT} cannot be reached ({_reason(error)}): connect to the network, "
+            "or set HF_ENDPOINT to a mirror; what was fetched is kept"
+        ) from None
+    except errors.HfHubHTTPError as error:
+        if error.response.status_code in (401, 403):
+            raise HubError(
+                f"the hub does not give {name} to this token ({error.response.status_code}): "
+                "correct HF_TOKEN, or run `hf auth login`"
+            ) from None
+        raise _stopped(name, error) from None
+    except (OSError, HTTPError) as error:
+        raise _stopped(name, error) from None
+
+
+def _stopped(name: str, error: Exception) -> HubError:
+    code = error.errno if isinstance(error, OSError) else None
+    remedy = {
+        errno.ENOSPC: "free some space, and run again to continue it",
+        errno.EACCES: "set HF_HOME to a folder that you may write to",
+        errno.EROFS: "set HF_HOME to a folder that can be written to",
+    }.get(code or 0, "run again to continue it")
+    return HubError(f"the download of {name} stopped ({_reason(error)}): {remedy}")
+
+
+def _reason(error: Exception) -> str:
+    return " ".join(str(error).split()) or type(error).__name__
 
 
 def _snapshot(

@@ -11,7 +11,7 @@ LAYERS = [
     ("cli",),
     ("quant", "calibration_data"),
     ("demo",),
-    ("chat", "bench", "session", "placement", "counted", "traces", "doctor"),
+    ("chat", "bench", "session", "placement", "counted", "traces", "doctor", "pull"),
     ("generate",),
     ("decoding", "model"),
     ("experts", "cache", "memory", "residency"),

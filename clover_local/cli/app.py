@@ -19,6 +19,7 @@ from clover_local.cli.imatrix import imatrix
 from clover_local.cli.info import info
 from clover_local.cli.interrupt import INTERRUPTED
 from clover_local.cli.plan import plan
+from clover_local.cli.pull import pull
 from clover_local.cli.quantize import quantize
 from clover_local.cli.replay import replay
 from clover_local.cli.report import report
@@ -47,6 +48,7 @@ app.command()(simulate)
 app.command()(replay)
 app.command()(report)
 app.command()(doctor)
+app.command()(pull)
 app.command()(ls)
 app.command()(rm)
 app.add_typer(export, name="export")

@@ -162,6 +162,13 @@ def _encodes(stream: TextIO, glyphs: str) -> bool:
     return True
 
 
+def duration(seconds: float) -> str:
+    """A time for a reader: `45 s`, `12 min`, `3.5 h`."""
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
+
+
 @contextmanager
 def progress(label: str) -> Iterator[Callable[[int, int], None]]:
     """A progress line on stderr with the time left; yields `report(done, total)`, in any unit.
@@ -182,7 +189,9 @@ def progress(label: str) -> Iterator[Callable[[int, int], None]]:
         if now - painted < _PROGRESS_INTERVAL:
             return
         painted = now
-        left = f", {(now - started) * (total - done) / done:.0f} s left" if 0 < done < total else ""
+        left = ""
+        if 0 < done < total:
+            left = f", {duration((now - started) * (total - done) / done)} left"
         share = f" {100 * done / total:.0f} %{left}" if total else ""
         _write(f"\r\x1b[K{label}{share}", sys.stderr)
 

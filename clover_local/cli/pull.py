@@ -1,0 +1,109 @@
+"""`clover-local pull`: a model's files from the hub."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from clover_local.cli import console
+from clover_local.cli.options import JsonOpt, QuietOpt
+from clover_local.errors import HubError
+from clover_local.hub import DEMO, HUB_ID, gguf_models
+from clover_local.memory.sizes import shown
+
+if TYPE_CHECKING:
+    from clover_local.pull import Remote
+
+RepositoryArg = Annotated[
+    str,
+    typer.Argument(metavar="REPO", help="owner/name[@revision] on the hub.", show_default=False),
+]
+RevisionOpt = Annotated[
+    str | None, typer.Option(metavar="R", help="Branch, tag or commit; default: main.")
+]
+IncludeOpt = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="PATTERN",
+        help="Only files of such names: '*Q4_K_M.gguf'; can be given several times.",
+    ),
+]
+
+
+def pull(
+    repository: RepositoryArg,
+    revision: RevisionOpt = None,
+    include: IncludeOpt = None,
+    as_json: JsonOpt = False,
+    quiet: QuietOpt = False,
+) -> None:
+    """Fetch a model from the hub, and check its hashes; the same command continues after a stop.
+
+    Weights (.safetensors, .gguf), configs, tokenizer and template are fetched: no pickle, no code.
+    HF_HOME says where to, HF_ENDPOINT from where, HF_TOKEN (or `hf auth login`) who asks.
+    """
+    if repository == DEMO or os.path.isdir(os.path.expanduser(repository)):
+        raise HubError(f"{repository} is on this machine already: pull takes a hub id, owner/name")
+    match = HUB_ID.fullmatch(repository)
+    if match is None:
+        raise HubError(f"{repository!r} is no hub id: it is owner/name, as on the model's page")
+    name, own = match["repository"], match["revision"]
+    if own and revision and own != revision:
+        raise typer.BadParameter(f"{repository} names another revision", param_hint="--revision")
+    from clover_local import pull as library
+
+    remote = library.find(name, revision or own, include=include or ())
+    missing, free = sum(map(remote.missing, remote.files)), library.free_bytes(remote.root.parent)
+    console.note(
+        f"{name} @{remote.commit[:8]}: {len(remote.files)} files, {shown(remote.nbytes)}; "
+        f"{shown(missing)} to fetch, {shown(free)} free on the disk of {remote.root.parent}"
+    )
+    if remote.left_out:
+        console.note(f"note: not fetched: {_some(remote.left_out)}")
+    library.require_room(remote, free)
+    damaged: tuple[str, ...] = ()
+    try:
+        if any(map(remote.has, remote.files)):
+            with console.progress(f"checking what is here of {name}") as on_progress:
+                damaged = library.remove_damaged(remote, on_progress=on_progress)
+        if damaged:
+            console.note(f"note: {_some(damaged)}: damaged on the disk, fetched again")
+        with console.progress(f"fetching {name}") as on_progress:
+            fetched = library.fetch(remote, on_progress=on_progress)
+    except KeyboardInterrupt:
+        console.note("stopped: what was fetched is kept, and the same command continues")
+        raise
+    _show(remote, fetched, damaged, as_json=as_json)
+
+
+def _show(remote: Remote, fetched: int, damaged: tuple[str, ...], *, as_json: bool) -> None:
+    models = gguf_models([file.name for file in remote.files])
+    if as_json:
+        console.print_json(
+            {
+                "name": remote.name,
+                "revision": remote.commit,
+                "folder": str(remote.folder),
+                "files": [
+                    {"name": file.name, "bytes": file.nbytes, "hash": file.hash}
+                    for file in remote.files
+                ],
+                "bytes": remote.nbytes,
+                "fetched_bytes": fetched,
+                "damaged": list(damaged),
+            }
+        )
+        return
+    console.text(f"{remote.folder}: {shown(remote.nbytes)}, all hashes agree")
+    model = str(remote.folder / models[0]) if len(models) > 1 else _id(remote)
+    console.note(f"`clover-local chat {model}` runs it")
+
+
+def _id(remote: Remote) -> str:
+    return remote.name if remote.revision is None else f"{remote.name}@{remote.revision}"
+
+
+def _some(names: tuple[str, ...]) -> str:
+    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")

@@ -1,0 +1,59 @@
+"""What of a repository is wanted, what of it is here, and whether there is room for the rest."""
+
+from pathlib import Path
+
+import pytest
+
+from clover_local.errors import HubError
+from clover_local.pull import Remote, RemoteFile, free_bytes, require_room
+
+SHA256_OF_ABC = "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"
+GIT_BLOB_OF_ABC = (
+    "f2ba8f84ab5c1bce84a7b441cb1959cfc7093b7f"  # echo -n abc | git hash-object --stdin
+)
+
+
+def remote(folder: Path, *files: RemoteFile) -> Remote:
+    return Remote("owner/name", None, "c" * 40, files, (), folder / "models--owner--name")
+
+
+@pytest.mark.parametrize(
+    ("is_large", "digest"), [(True, SHA256_OF_ABC), (False, GIT_BLOB_OF_ABC)], ids=["lfs", "git"]
+)
+def test_the_hash_is_the_one_that_the_hub_gives(
+    tmp_path: Path, is_large: bool, digest: str
+) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(b"abc")
+    counted: list[int] = []
+    file = RemoteFile("file", 3, digest, is_large)
+    assert file.digest_of(path, counted.append) == digest
+    assert sum(counted) == 3
+
+
+def test_a_part_counts_and_a_file_of_another_length_does_not(tmp_path: Path) -> None:
+    whole, part = RemoteFile("a", 10, "a" * 64, True), RemoteFile("b", 10, "b" * 64, True)
+    short, absent = RemoteFile("c", 10, "d" * 64, True), RemoteFile("d", 10, "e" * 64, True)
+    model = remote(tmp_path, whole, part, short, absent)
+    model.blob(whole).parent.mkdir(parents=True)
+    model.blob(whole).write_bytes(b"0" * 10)
+    model.part(part).write_bytes(b"0" * 7)
+    model.blob(short).write_bytes(b"0" * 9)
+    assert [model.missing(file) for file in model.files] == [0, 3, 10, 10]
+    assert [model.has(file) for file in model.files] == [True, False, False, False]
+    require_room(model, 23)
+    with pytest.raises(HubError, match="needs 23 B more .* has 22 B free: free 1 B"):
+        require_room(model, 22)
+
+
+def test_a_copy_in_the_place_of_a_link_counts(tmp_path: Path) -> None:
+    file = RemoteFile("a.json", 3, GIT_BLOB_OF_ABC, False)
+    model = remote(tmp_path, file)
+    model.folder.mkdir(parents=True)
+    (model.folder / "a.json").write_bytes(b"abc")
+    assert model.has(file)
+    assert model.place(file) == model.folder / "a.json"
+
+
+def test_room_is_that_of_the_nearest_folder_that_is_there(tmp_path: Path) -> None:
+    assert free_bytes(tmp_path / "not" / "yet") > 0
