@@ -42,7 +42,7 @@ def test_a_part_counts_and_a_file_of_another_length_does_not(tmp_path: Path) -> 
     assert [model.missing(file) for file in model.files] == [0, 3, 10, 10]
     assert [model.has(file) for file in model.files] == [True, False, False, False]
     require_room(model, 23)
-    with pytest.raises(HubError, match="needs 23 B more .* has 22 B free: free 1 B"):
+    with pytest.raises(HubError, match=r"needs 23 B more .* has 22 B free: free 1 B"):
         require_room(model, 22)
 
 

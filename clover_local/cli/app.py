@@ -10,6 +10,7 @@ from clover_local.cli import console, failures
 from clover_local.cli.bench import bench
 from clover_local.cli.cached import ls, rm
 from clover_local.cli.chat import chat
+from clover_local.cli.completion import completion
 from clover_local.cli.config import app as config
 from clover_local.cli.doctor import doctor
 from clover_local.cli.evaluate import evaluate
@@ -34,6 +35,7 @@ app = typer.Typer(
     help="Runs Clover, a block-diffusion mixture-of-experts language model, on this machine.",
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
+    add_completion=False,  # `completion` prints scripts that need no Python
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.command()(chat)
@@ -53,6 +55,7 @@ app.command()(ls)
 app.command()(rm)
 app.add_typer(export, name="export")
 app.add_typer(config, name="config")
+app.command()(completion)
 app.command()(imatrix)
 
 

@@ -26,8 +26,8 @@ TypeOpt = Annotated[
     str | None,
     typer.Option(
         "--type",
-        metavar="TYPE",
-        help="F32, F16, BF16, Q8_0, Q6_K, Q5_K_M, Q4_K_M, Q4_0, IQ4_XS or Q3_K_M; default: Q4_K_M.",
+        metavar="F32|F16|BF16|Q8_0|Q6_K|Q5_K_M|Q4_K_M|Q4_0|IQ4_XS|Q3_K_M",
+        help="Of the matrices; default: Q4_K_M.",
     ),
 ]
 PresetOpt = Annotated[

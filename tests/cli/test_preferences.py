@@ -123,7 +123,7 @@ def test_a_byte_order_mark_is_none_of_the_text(tmp_path: Path) -> None:
 
 def test_a_bad_variable_is_named_with_the_remedy() -> None:
     environment = {FILE_VARIABLE: os.devnull, "CLOVER_TOP_P": "2"}
-    with pytest.raises(SettingsError, match="CLOVER_TOP_P is '2': expected .*; correct it, or"):
+    with pytest.raises(SettingsError, match=r"CLOVER_TOP_P is '2': expected .*; correct it, or"):
         read_preferences(environment)
 
 
@@ -146,9 +146,9 @@ def test_an_unknown_variable_is_reported_with_the_nearest_and_others_are_left_al
 
 
 def test_a_named_file_has_to_be_there_and_to_be_one(tmp_path: Path) -> None:
-    with pytest.raises(SettingsError, match="CLOVER_CONFIG names .*absent.toml, which is not"):
+    with pytest.raises(SettingsError, match=r"CLOVER_CONFIG names .*absent\.toml, which is not"):
         read_preferences({FILE_VARIABLE: str(tmp_path / "absent.toml")})
-    with pytest.raises(SettingsError, match="cannot be read .*CLOVER_CONFIG=/dev/null"):
+    with pytest.raises(SettingsError, match=r"cannot be read .*CLOVER_CONFIG=/dev/null"):
         read_preferences({FILE_VARIABLE: str(tmp_path)})
     assert read_preferences({"XDG_CONFIG_HOME": str(tmp_path)}).values == {}
 

@@ -1,0 +1,89 @@
+"""`clover-local completion`: what a shell completes, as a script for bash, zsh or fish.
+
+The script is made once from the commands themselves and knows them by heart: typer's own
+completion starts Python at every Tab, which takes half a second here. Only what changes is looked
+up by the shell: files, and the names in the hub's cache. What a flag or an argument takes follows
+from its metavar, which is what `--help` shows.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+import typer
+
+from clover_local.cli import completion_scripts, console
+from clover_local.decoding.keys import SINGLE_MODES
+
+ShellArg = Annotated[
+    Literal["bash", "zsh", "fish"], typer.Argument(help="Whose script to print.", metavar="SHELL")
+]
+SHELLS = ("bash", "zsh", "fish")
+_KINDS = {
+    "MODEL": "model",
+    "NAME": "cached",
+    "REPO": "cached",
+    "FILE": "file",
+    "TRACE": "file",
+    "DEST": "file",
+    "SHELL": SHELLS,
+    "MODES": SINGLE_MODES,
+}
+
+
+def completion(call: typer.Context, shell: ShellArg) -> None:
+    """Print the completion script of a shell.
+
+    bash: clover-local completion bash > ~/.local/share/bash-completion/completions/clover-local
+
+    zsh: clover-local completion zsh > DIR/_clover-local, where DIR is in $fpath before compinit
+
+    fish: clover-local completion fish > ~/.config/fish/completions/clover-local.fish
+
+    Print it again after an update. For one session: eval "$(clover-local completion bash)".
+    """
+    write = {
+        "bash": completion_scripts.bash,
+        "zsh": completion_scripts.zsh,
+        "fish": completion_scripts.fish,
+    }[shell]
+    console.write(write(described(call.find_root().command)))
+
+
+def described(program: Any, path: tuple[str, ...] = ()) -> completion_scripts.Command:
+    """A command of typer's, with all below it, as far as a shell is concerned."""
+    flags, arguments = [], []
+    for parameter in program.params:
+        if parameter.hidden:
+            continue
+        takes = None if getattr(parameter, "is_flag", False) else _taken(parameter)
+        if parameter.param_type_name == "argument":
+            arguments.append(takes or completion_scripts.NOTHING)
+            continue
+        names = (*parameter.opts, *parameter.secondary_opts)
+        flags.append(completion_scripts.Flag(names, _first(parameter.help), takes))
+    flags.append(completion_scripts.Flag(("--help", "-h"), "Show this message and exit", None))
+    below = getattr(program, "commands", {})
+    return completion_scripts.Command(
+        path,
+        _first(program.help),
+        tuple(flags),
+        tuple(arguments),
+        tuple(described(each, (*path, name)) for name, each in below.items()),
+    )
+
+
+def _taken(parameter: Any) -> completion_scripts.Values:
+    """What follows a flag, or stands for an argument."""
+    metavar = (parameter.metavar or "").strip("[]")
+    if "|" in metavar:
+        return completion_scripts.Values("words", tuple(metavar.split("|")))
+    kind = "file" if metavar.startswith("OUT") else _KINDS.get(metavar, "none")
+    if isinstance(kind, tuple):
+        return completion_scripts.Values("words", kind)
+    return completion_scripts.Values(kind)
+
+
+def _first(help: str | None) -> str:
+    """The first sentence or line of a help text."""
+    return " ".join((help or "").split("\n\n")[0].split()).rstrip(".")

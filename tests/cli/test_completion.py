@@ -1,0 +1,148 @@
+"""Completion scripts: bash's is run, those of zsh and fish are checked where there is such a shell."""
+
+import os
+import shutil
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+
+from clover_local.cli.app import app
+from clover_local.cli.completion import SHELLS, described
+from clover_local.cli.completion_scripts import Command, bash
+from clover_local.decoding.keys import KEYS, MODES, SAMPLERS
+
+Call = Callable[..., Any]
+needs_bash = pytest.mark.skipif(shutil.which("bash") is None, reason="there is no bash")
+
+
+@pytest.fixture(scope="module")
+def program() -> Command:
+    return described(typer.main.get_command(app))
+
+
+@pytest.fixture(scope="module")
+def place(program: Command, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the script, a few files, and a hub cache of two models."""
+    folder = tmp_path_factory.mktemp("completion")
+    (folder / "script").write_text(bash(program), encoding="utf-8")
+    here = folder / "here"
+    (here / "a folder").mkdir(parents=True)
+    for name in ("x.gguf", "y.txt"):
+        (here / name).touch()
+    for name in ("owner--some--name", "theirs--other"):
+        (folder / "cache" / "hub" / f"models--{name}" / "snapshots").mkdir(parents=True)
+    (folder / "cache" / "hub" / "models--half--there").mkdir()
+    return folder
+
+
+def completed(place: Path, *words: str) -> list[str]:
+    """What bash offers for the last of the words after `clover-local`."""
+    script = (
+        'source "$1"; shift; COMP_WORDS=(clover-local "$@"); COMP_CWORD=$#; _clover_local; '
+        'printf "%s\\n" "${COMPREPLY[@]}"'
+    )
+    done = subprocess.run(
+        ["bash", "--norc", "-u", "-c", script, "bash", str(place / "script"), *words],
+        capture_output=True,
+        text=True,
+        cwd=place / "here",
+        env={"PATH": os.environ["PATH"], "HOME": str(place), "HF_HOME": str(place / "cache")},
+        timeout=60,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    return sorted(filter(None, done.stdout.split("\n")))
+
+
+MODELS = ["a folder", "demo", "owner/some--name", "theirs/other", "x.gguf"]
+
+
+@needs_bash
+@pytest.mark.parametrize(
+    ("words", "found"),
+    [
+        (["gen"], ["generate"]),
+        (["p"], ["plan", "pull"]),
+        (["zzz"], []),
+        (["--v"], ["--version"]),
+        (["chat", ""], MODELS),
+        (["chat", "own"], ["owner/some--name"]),
+        (["chat", "demo", ""], []),
+        (["chat", "--temp"], ["--temperature"]),
+        (["chat", "--mode", ""], sorted(MODES)),
+        (["chat", "--mode", "d"], ["denoise", "draft"]),
+        (["chat", "--mode", "="], sorted(MODES)),
+        (["chat", "--mode", "=", "de"], ["denoise"]),
+        (["generate", "demo", "--sampler", ""], sorted(SAMPLERS)),
+        (["generate", "--sampler", "margin", ""], MODELS),
+        (["generate", "--mode", "=", "ar", ""], MODELS),
+        (["generate", "--quiet", "d"], ["demo"]),
+        (["generate", "demo", "--policy", "lf"], ["lfru", "lfu"]),
+        (["generate", "demo", "-f", ""], ["a folder", "x.gguf", "y.txt"]),
+        (["generate", "demo", "--prompt", ""], []),
+        (["quantize", "demo", "y"], ["y.txt"]),
+        (["evaluate", "demo", "--against", "t"], ["theirs/other"]),
+        (["replay", ""], ["a folder", "x.gguf", "y.txt"]),
+        (["rm", ""], ["owner/some--name", "theirs/other"]),
+        (["export", ""], ["diffusion", "gguf"]),
+        (["export", "gguf", "x"], ["x.gguf"]),
+        (["export", "gguf", "demo", "out", "--type", "Q8"], ["Q8_0"]),
+        (["config", "e"], ["explain"]),
+        (["config", "explain", "de"], ["demo"]),
+        (["completion", ""], sorted(SHELLS)),
+    ],
+    ids=" ".join,
+)
+def test_bash_completes(place: Path, words: list[str], found: list[str]) -> None:
+    assert completed(place, *words) == found
+
+
+@needs_bash
+def test_bash_knows_every_flag_of_every_setting(place: Path) -> None:
+    for command in ("chat", "generate"):
+        flags = completed(place, command, "--")
+        assert {f"--{key.replace('_', '-')}" for key in KEYS} <= {*flags}
+        assert "--help" in flags
+
+
+def test_a_script_knows_every_command_and_needs_no_python(run: Call, program: Command) -> None:
+    for shell in SHELLS:
+        outcome = run("completion", shell)
+        assert (outcome.code, outcome.err) == (0, "")
+        for command in program.all():
+            assert not command.path or command.name in outcome.out
+        assert "python" not in outcome.out
+    assert run("completion", "tcsh").code == 2
+
+
+@pytest.mark.parametrize(
+    ("shell", "check"),
+    [("bash", ("-n",)), ("zsh", ("-n",)), ("fish", ("--no-execute",))],
+    ids=SHELLS,
+)
+def test_the_syntax_is_the_shells(
+    run: Call, tmp_path: Path, shell: str, check: tuple[str, ...]
+) -> None:
+    if shutil.which(shell) is None:
+        pytest.skip(f"there is no {shell}")
+    script = tmp_path / "script"
+    script.write_text(run("completion", shell).out, encoding="utf-8")
+    done = subprocess.run([shell, *check, str(script)], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.skipif(shutil.which("fish") is None, reason="there is no fish")
+def test_fish_completes(run: Call, tmp_path: Path) -> None:
+    script = tmp_path / "script"
+    script.write_text(run("completion", "fish").out, encoding="utf-8")
+    command = f"source {script}; complete -C 'clover-local generate --mode '"
+    done = subprocess.run(["fish", "-c", command], capture_output=True, text=True, timeout=60)
+    assert sorted(line.split("\t")[0] for line in done.stdout.splitlines()) == sorted(MODES)
+
+
+def test_quotes_and_brackets_in_help_do_not_end_a_string(run: Call) -> None:
+    assert "MODEL'\\''s importance matrix" in run("completion", "zsh").out
+    assert "MODEL\\'s importance matrix" in run("completion", "fish").out
