@@ -29,13 +29,14 @@ ModelOpt = Annotated[
 ]
 WeightsOpt = Annotated[
     Literal["float32", "int4"] | None,
-    typer.Option(metavar="float32|int4", help="Random weights: float32 (default), or INT4 experts with an INT8 trunk."),
+    typer.Option(
+        metavar="float32|int4",
+        help="Random weights: float32 (default), or INT4 experts with an INT8 trunk.",
+    ),
 ]
 AgainstOpt = Annotated[
     Literal["float32", "int4"] | None,
-    typer.Option(
-        metavar="float32|int4", help="Random weights to time in turns with the others."
-    ),
+    typer.Option(metavar="float32|int4", help="Random weights to time in turns with the others."),
 ]
 
 

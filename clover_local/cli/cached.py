@@ -25,14 +25,16 @@ def ls(as_json: JsonOpt = False, quiet: QuietOpt = False) -> None:
     """List the models in the hub's cache."""
     models = cached_models()
     if as_json:
-        console.print_json([_json(model) for model in models])
+        console.print_json({"models": [_json(model) for model in models]})
     elif models:
         console.show_table("Models", [_row(model) for model in models])
     else:
         console.text(f"no model is in the hub cache; `{DEMO}` comes with the package")
 
 
-def rm(name: NameArg, yes: YesOpt = False, quiet: QuietOpt = False) -> None:
+def rm(
+    name: NameArg, yes: YesOpt = False, as_json: JsonOpt = False, quiet: QuietOpt = False
+) -> None:
     """Remove a model from the hub's cache."""
     if name == DEMO:
         raise HubError(f"{DEMO} is part of the package: uninstall that to remove it")
@@ -45,7 +47,11 @@ def rm(name: NameArg, yes: YesOpt = False, quiet: QuietOpt = False) -> None:
         if not console.is_terminal(sys.stdin):
             raise HubError(f"rm {name} asks first, and nobody can answer here: pass --yes")
         typer.confirm(f"Remove {'it' if len(found) == 1 else 'them'}?", abort=True, err=True)
-    console.text(f"freed {shown(delete_cached(found))}")
+    freed = delete_cached(found)
+    if as_json:
+        console.print_json({"removed": [_json(model) for model in found], "freed_bytes": freed})
+    else:
+        console.text(f"freed {shown(freed)}")
 
 
 def _row(model: CachedModel) -> tuple[str, str, str, str, str]:

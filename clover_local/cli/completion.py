@@ -1,9 +1,9 @@
 """`clover-local completion`: what a shell completes, as a script for bash, zsh or fish.
 
 The script is made once from the commands themselves and knows them by heart: typer's own
-completion starts Python at every Tab, which takes half a second here. Only what changes is looked
-up by the shell: files, and the names in the hub's cache. What a flag or an argument takes follows
-from its metavar, which is what `--help` shows.
+completion starts Python and imports every command at each Tab. Only what changes is looked up by
+the shell: files, and the names in the hub's cache. What a flag or an argument takes follows from
+its metavar, which is what `--help` shows.
 """
 
 from __future__ import annotations
@@ -13,22 +13,25 @@ from typing import Annotated, Any, Literal
 import typer
 
 from clover_local.cli import completion_scripts, console
+from clover_local.cli.completion_scripts import NOTHING, Command, Flag, Values
 from clover_local.decoding.keys import SINGLE_MODES
 
 ShellArg = Annotated[
     Literal["bash", "zsh", "fish"], typer.Argument(help="Whose script to print.", metavar="SHELL")
 ]
 SHELLS = ("bash", "zsh", "fish")
-_KINDS = {
-    "MODEL": "model",
-    "NAME": "cached",
-    "REPO": "cached",
-    "FILE": "file",
-    "TRACE": "file",
-    "DEST": "file",
-    "SHELL": SHELLS,
-    "MODES": SINGLE_MODES,
+_MEANT: dict[str, Values] = {
+    "MODEL": Values("model"),
+    "NAME": Values("cached"),
+    "REPO": Values("cached"),
+    "FILE": Values("file"),
+    "TRACE": Values("file"),
+    "DEST": Values("file"),
+    "OUT": Values("file"),
+    "SHELL": Values("words", SHELLS),
+    "MODES": Values("words", SINGLE_MODES),
 }
+"""By metavar, without a suffix such as the one of OUT.gguf."""
 
 
 def completion(call: typer.Context, shell: ShellArg) -> None:
@@ -50,7 +53,7 @@ def completion(call: typer.Context, shell: ShellArg) -> None:
     console.write(write(described(call.find_root().command)))
 
 
-def described(program: Any, path: tuple[str, ...] = ()) -> completion_scripts.Command:
+def described(program: Any, path: tuple[str, ...] = ()) -> Command:
     """A command of typer's, with all below it, as far as a shell is concerned."""
     flags, arguments = [], []
     for parameter in program.params:
@@ -58,13 +61,13 @@ def described(program: Any, path: tuple[str, ...] = ()) -> completion_scripts.Co
             continue
         takes = None if getattr(parameter, "is_flag", False) else _taken(parameter)
         if parameter.param_type_name == "argument":
-            arguments.append(takes or completion_scripts.NOTHING)
+            arguments.append(takes or NOTHING)
             continue
         names = (*parameter.opts, *parameter.secondary_opts)
-        flags.append(completion_scripts.Flag(names, _first(parameter.help), takes))
-    flags.append(completion_scripts.Flag(("--help", "-h"), "Show this message and exit", None))
+        flags.append(Flag(names, _first(parameter.help), takes))
+    flags.append(Flag(("--help", "-h"), "Show this message and exit", None))
     below = getattr(program, "commands", {})
-    return completion_scripts.Command(
+    return Command(
         path,
         _first(program.help),
         tuple(flags),
@@ -73,15 +76,12 @@ def described(program: Any, path: tuple[str, ...] = ()) -> completion_scripts.Co
     )
 
 
-def _taken(parameter: Any) -> completion_scripts.Values:
+def _taken(parameter: Any) -> Values:
     """What follows a flag, or stands for an argument."""
     metavar = (parameter.metavar or "").strip("[]")
     if "|" in metavar:
-        return completion_scripts.Values("words", tuple(metavar.split("|")))
-    kind = "file" if metavar.startswith("OUT") else _KINDS.get(metavar, "none")
-    if isinstance(kind, tuple):
-        return completion_scripts.Values("words", kind)
-    return completion_scripts.Values(kind)
+        return Values("words", tuple(metavar.split("|")))
+    return _MEANT.get(metavar.partition(".")[0], NOTHING)
 
 
 def _first(help: str | None) -> str:

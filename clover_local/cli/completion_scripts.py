@@ -308,7 +308,9 @@ def _fish_lines(command: Command, before: str) -> Iterator[str]:
             yield _fish_line(inside, _fish_values(values), "")
     if not command.path:
         for flag in command.flags:
-            yield _fish_line(f"not __fish_seen_subcommand_from {names}", _fish_flag(flag), flag.help)
+            yield _fish_line(
+                f"not __fish_seen_subcommand_from {names}", _fish_flag(flag), flag.help
+            )
 
 
 def _fish_line(condition: str, rest: str, help: str) -> str:

@@ -19,20 +19,10 @@ def doctor(as_json: JsonOpt = False, quiet: QuietOpt = False) -> None:
         found.append(finding)
         if not as_json:
             console.text(_line(finding))
+    well = all(each.ok for each in found if each.required)
     if as_json:
-        console.print_json(
-            [
-                {
-                    "name": each.name,
-                    "ok": each.ok,
-                    "text": each.text,
-                    "remedy": "" if each.ok else each.remedy,
-                    "required": each.required,
-                }
-                for each in found
-            ]
-        )
-    if not all(each.ok for each in found if each.required):
+        console.print_json({"ok": well, "findings": [_json(each) for each in found]})
+    if not well:
         raise typer.Exit(1)
 
 
@@ -41,6 +31,16 @@ def _findings() -> Iterator[Finding]:
     from clover_local.doctor import runtime  # torch loads after the lines above are shown
 
     yield from runtime.findings()
+
+
+def _json(finding: Finding) -> dict[str, object]:
+    return {
+        "name": finding.name,
+        "ok": finding.ok,
+        "text": finding.text,
+        "remedy": "" if finding.ok else finding.remedy,
+        "required": finding.required,
+    }
 
 
 def _line(finding: Finding) -> str:

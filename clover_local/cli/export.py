@@ -102,12 +102,18 @@ def gguf(
 
 
 @app.command()
-def diffusion(model: ModelArg, out: OutArg, quiet: QuietOpt = False) -> None:
+def diffusion(
+    model: ModelArg, out: OutArg, as_json: JsonOpt = False, quiet: QuietOpt = False
+) -> None:
     """Write the diffusion parameters alone: beside a GGUF file they make it a diffusion model."""
     from clover_local.gguf.export.run import export_diffusion
 
     path = export_diffusion(_open(model), out)
-    console.text(f"{path}: {size(path.stat().st_size)}")
+    nbytes = path.stat().st_size
+    if as_json:
+        console.print_json({"file": str(path), "bytes": nbytes})
+    else:
+        console.text(f"{path}: {size(nbytes)}")
 
 
 def _open(model: str) -> Source:

@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from clover_local.cli import console
-from clover_local.cli.options import ModelArg, QuietOpt, configured
+from clover_local.cli.options import JsonOpt, ModelArg, QuietOpt, configured
 from clover_local.cli.status import size
 from clover_local.quant.profiles import Choices
 
@@ -39,6 +39,7 @@ def imatrix(
     preview_weight: PreviewWeightOpt = Choices.preview_weight,
     seed: SeedOpt = Choices.seed,
     device: DeviceOpt = "cpu",
+    as_json: JsonOpt = False,
     quiet: QuietOpt = False,
 ) -> None:
     """Write MODEL's importance matrix, for `export gguf --imatrix` or llama-quantize."""
@@ -79,5 +80,16 @@ def imatrix(
     write_file(out, content)
     rows = sum(sequence.rows for sequence in sequences)
     unseen = unseen_experts(sums)
+    if as_json:
+        console.print_json(
+            {
+                "file": str(out),
+                "bytes": len(content),
+                "tensors": len(sums),
+                "rows": rows,
+                "unseen_experts": unseen,
+            }
+        )
+        return
     missed = f"; {unseen} experts saw none and count alike everywhere" if unseen else ""
     console.text(f"{out}: {len(sums)} tensors from {rows} rows, {size(len(content))}{missed}")

@@ -18,7 +18,7 @@ from clover_local.checkpoint.summary import (
     summarize,
 )
 from clover_local.cli import console
-from clover_local.cli.options import JsonOpt, ModelArg
+from clover_local.cli.options import JsonOpt, ModelArg, QuietOpt
 from clover_local.config import (
     GenerationConfig,
     ModelConfig,
@@ -102,7 +102,7 @@ class ModelFacts:
     gguf: GgufFacts | None = None  # null for a folder
 
 
-def info(model: ModelArg, as_json: JsonOpt = False) -> None:
+def info(model: ModelArg, as_json: JsonOpt = False, quiet: QuietOpt = False) -> None:
     """Show what MODEL is: its shape, its weights, what it can do."""
     facts = describe(model)
     if as_json:

@@ -66,9 +66,7 @@ StrictOpt: TypeAlias = Annotated[
 ]
 WatchOpt: TypeAlias = Annotated[
     Literal["off", "block", "heat"] | None,
-    typer.Option(
-        metavar="off|block|heat", help="How the active block is shown; default: block."
-    ),
+    typer.Option(metavar="off|block|heat", help="How the active block is shown; default: block."),
 ]
 PromptOpt: TypeAlias = Annotated[
     str | None, typer.Option("--prompt", "-p", metavar="TEXT", help="What to answer.")

@@ -6,7 +6,7 @@ from clover_local.cli import console
 from clover_local.cli.plan_target import Target
 from clover_local.memory.parts import Plan
 from clover_local.memory.predict import FIRST_MISSES, LATER_MISSES, TEXTS, Prediction, predict
-from clover_local.memory.sizes import shown
+from clover_local.memory.sizes import shown, shown_rate
 
 
 def show(name: str, made: Plan, others: Sequence[Plan], target: Target, formats: str) -> None:
@@ -72,8 +72,8 @@ def _assumption_rows(target: Target) -> list[tuple[str, str]]:
         for text in TEXTS
     ]
     return [
-        ("device memory", f"{target.rates.device / 1e9:.0f} GB/s"),
-        ("link", f"{target.rates.link / 1e9:.0f} GB/s"),
+        ("device memory", shown_rate(target.rates.device)),
+        ("link", shown_rate(target.rates.link)),
         (
             "missing experts",
             f"where r are not resident: {FIRST_MISSES:.2f} r at a block's first pass, a draft and "

@@ -5,7 +5,14 @@ from dataclasses import dataclass
 from clover_local.errors import SettingsError
 from clover_local.memory import machine
 from clover_local.memory.predict import Rates
-from clover_local.memory.sizes import GIB, parse_capacity, parse_rate, parse_size, shown_mib
+from clover_local.memory.sizes import (
+    GIB,
+    parse_capacity,
+    parse_rate,
+    parse_size,
+    shown_mib,
+    shown_rate,
+)
 
 ASSUMED_RAM = 32 * GIB
 
@@ -60,7 +67,7 @@ def find_target(
         raise SettingsError("--bandwidth and --link of 0 move nothing: pass what the card has")
     if card is None and not (bandwidth and link):
         assumed.append(
-            f"{rates.device / 1e9:.0f} GB/s of memory bandwidth and {rates.link / 1e9:.0f} GB/s "
+            f"{shown_rate(rates.device)} of memory bandwidth and {shown_rate(rates.link)} "
             "over the link, unless --bandwidth and --link say otherwise"
         )
     return Target(name, device, _host(ram, card is not None, assumed), rates, tuple(assumed))

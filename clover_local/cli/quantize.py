@@ -14,7 +14,7 @@ import typer
 
 from clover_local.cli import console, effects
 from clover_local.cli.interrupt import INTERRUPTED, single_interrupt
-from clover_local.cli.options import DeviceOpt, JsonOpt, ModelArg, QuietOpt, configured
+from clover_local.cli.options import DeviceOpt, JsonOpt, ModelArg, QuietOpt, StrictOpt, configured
 from clover_local.cli.status import size
 from clover_local.memory.sizes import parse_bytes
 from clover_local.quant.profiles import Choices
@@ -71,7 +71,7 @@ _OF_QUANTIZING = (*(field.name for field in fields(Choices)), "calibration", "de
 """Parameters that an import has no use for."""
 
 
-@configured("device")
+@configured("device", "strict")
 def quantize(
     call: typer.Context,
     source: ModelArg,
@@ -90,6 +90,7 @@ def quantize(
     device: DeviceOpt = None,
     seed: SeedOpt = Choices.seed,
     as_json: JsonOpt = False,
+    strict: StrictOpt = False,
     quiet: QuietOpt = False,
 ) -> None:
     """Quantize MODEL to INT4 in the folder DEST; the same command continues after a stop."""
@@ -114,7 +115,7 @@ def quantize(
     opened = open_source(source)
     for note in opened.notes:
         console.note(f"note: {note}")
-    request = _Request(destination, choices, place.type, calibration, limit, _given(call))
+    request = _Request(destination, choices, place.type, calibration, limit, _given(call), strict)
     with _listening(opened.config.num_hidden_layers) as listener:
         if isinstance(opened, ForeignSource | GgufSource):
             outcome = _import(opened, request, listener)
@@ -138,6 +139,7 @@ class _Request:
     calibration: Path | None
     memory: int
     given: Sequence[str]  # the flags that were really there
+    strict: bool
 
 
 def _quantize(source: PlainSource, request: _Request, listener: Listener) -> Outcome:
@@ -146,7 +148,7 @@ def _quantize(source: PlainSource, request: _Request, listener: Listener) -> Out
 
     recipe, notes = resolve(request.choices, source.config, device=request.device)
     idle = without_effect(request.given, recipe, has_diffusion=source.has_diffusion)
-    effects.report(idle, strict=False)
+    effects.report(idle, strict=request.strict)
     for note in notes:
         console.note(f"note: {note}")
     return run.quantize(
@@ -165,7 +167,7 @@ def _import(source: ForeignSource | GgufSource, request: _Request, listener: Lis
 
     console.note(f"note: weights quantized by {source.method} are imported as they are")
     idle = [(name, "on an import") for name in request.given if name in _OF_QUANTIZING]
-    effects.report(idle, strict=False)
+    effects.report(idle, strict=request.strict)
     return run.import_quantized(
         source, request.destination, memory=request.memory, listener=listener
     )

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from clover_local.cli import console
-from clover_local.cli.options import QuietOpt, TraceArg
+from clover_local.cli.options import JsonOpt, QuietOpt, TraceArg
 from clover_local.errors import CloverError
 
 OutArg = Annotated[
@@ -20,7 +20,13 @@ ModelOpt = Annotated[
 ]
 
 
-def report(trace: TraceArg, out: OutArg, model: ModelOpt = None, quiet: QuietOpt = False) -> None:
+def report(
+    trace: TraceArg,
+    out: OutArg,
+    model: ModelOpt = None,
+    as_json: JsonOpt = False,
+    quiet: QuietOpt = False,
+) -> None:
     """Show TRACE block by block and pass by pass, as one HTML file that needs no network."""
     from clover_local.traces.page import page, write_page
     from clover_local.traces.read import read_runs
@@ -28,7 +34,10 @@ def report(trace: TraceArg, out: OutArg, model: ModelOpt = None, quiet: QuietOpt
     runs = read_runs(trace)
     name = model or runs[0].header.model
     write_page(out, page(runs, _decoder(name, strict=model is not None)))
-    console.text(f"wrote {out}")
+    if as_json:
+        console.print_json({"file": str(out), "bytes": out.stat().st_size, "runs": len(runs)})
+    else:
+        console.text(f"wrote {out}")
 
 
 def _decoder(name: str, *, strict: bool) -> Callable[[Sequence[int]], str] | None:

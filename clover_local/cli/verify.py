@@ -19,7 +19,7 @@ from clover_local.checkpoint.placements import open_checkpoint
 from clover_local.checkpoint.shards import Shard, abbreviated, read_shard
 from clover_local.checkpoint.summary import SUMMARY_NAME, read_summary, summarize
 from clover_local.cli import console
-from clover_local.cli.options import JsonOpt, ModelArg
+from clover_local.cli.options import JsonOpt, ModelArg, QuietOpt
 from clover_local.config import read_generation_config, read_model_config
 from clover_local.errors import CheckpointError, CloverError
 from clover_local.files import replacing
@@ -49,7 +49,9 @@ class FileReport:
     problems: tuple[str, ...]
 
 
-def verify(model: ModelArg, as_json: JsonOpt = False, write: WriteOpt = False) -> None:
+def verify(
+    model: ModelArg, as_json: JsonOpt = False, write: WriteOpt = False, quiet: QuietOpt = False
+) -> None:
     """Check that the files of MODEL are whole and hold the right bytes."""
     folder = locate(model)
     if folder.is_file():

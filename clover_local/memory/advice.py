@@ -2,7 +2,7 @@
 
 from math import ceil
 
-from clover_local.memory.parts import Plan
+from clover_local.memory.parts import LEAST_CONTEXT, Plan
 from clover_local.memory.sizes import shown, shown_mib
 from clover_local.memory.working_set import preview_experts
 
@@ -14,9 +14,10 @@ def advice(made: Plan) -> tuple[str, ...]:
     staged = made.staged_bytes - made.disk_bytes
     found = []
     if slots < needed:
+        shorter = "a smaller --context or " if made.budget.context > LEAST_CONTEXT else ""
         found.append(
             f"a layer has {slots} slots and a pass over a block uses about {needed} experts, so "
-            "each pass fetches some of them again: a smaller --context or a larger card helps"
+            f"each pass fetches some of them again: {shorter}a larger card helps"
         )
     if staged:
         cause = "host memory" if made.budget.pin_limit is None else "--pin-limit"

@@ -21,6 +21,8 @@ PROGRAM_BYTES = 1536 * MIB
 """Python, torch and CUDA's libraries on the host; assumed."""
 CHECKPOINTS = 8
 """Of the state, that `cache.py` keeps in host memory."""
+LEAST_CONTEXT = 1024
+"""Tokens below which no plan advises to go."""
 
 
 @dataclass(frozen=True)

@@ -20,6 +20,7 @@ from clover_local.memory.parts import (
     HEAD,
     HOST,
     KEYS_VALUES,
+    LEAST_CONTEXT,
     MAPS,
     OFF_DEVICE,
     PROGRAM,
@@ -59,7 +60,6 @@ PERMANENT_SHARE = 0.55
 PIN_SHARE = 0.75
 """Of host memory that may be pinned where no limit is given: other programs need some too."""
 MAP_BYTES = 4  # of an entry: the slot of an expert, the expert of a slot
-LEAST_CONTEXT = 1024
 _CONTEXTS = tuple(1 << power for power in range(20, 9, -1))
 
 

@@ -64,6 +64,16 @@ def shown(nbytes: float) -> str:
     return f"{amount:.{digits}f} {unit}"
 
 
+def shown_rate(rate: float) -> str:
+    """Bytes a second for a table: `52 GB/s`, `1.5 MB/s`, in decimal units."""
+    amount, unit = rate, "B"
+    for unit in ("B", "kB", "MB", "GB", "TB"):
+        if amount < 999.5 or unit == "TB":
+            break
+        amount /= 1000
+    return f"{amount:.3g} {unit}/s"
+
+
 def shown_mib(nbytes: int) -> str:
     """As flags take it, rounded up to whole MiB."""
     return f"{-(-nbytes // MIB)}MiB"

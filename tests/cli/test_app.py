@@ -1,5 +1,6 @@
 """The program as a whole: help, exit codes, errors of one line, and what it does not import."""
 
+import json
 import os
 import subprocess
 import sys
@@ -8,6 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import typer
+
+from clover_local.cli.app import app
+from clover_local.cli.completion import described
+from clover_local.cli.completion_scripts import Command
 
 Call = Callable[..., Any]
 """A fixture that is called with the arguments of a command, or of a terminal."""
@@ -191,3 +197,75 @@ def test_the_module_runs_as_a_program() -> None:
     done = program("--version")
     assert done.returncode == 0
     assert done.stdout.startswith("clover-local ")
+
+
+def _flags(program: Command) -> dict[str, set[str]]:
+    """The flags of each command that does something, by its name."""
+    return {
+        " ".join(command.path): {name for flag in command.flags for name in flag.names}
+        for command in program.all()
+        if not command.below
+    }
+
+
+def test_every_command_that_shows_something_has_json_and_quiet() -> None:
+    flags = _flags(described(typer.main.get_command(app)))
+    plain = {"completion", "config path", "config init"}  # one line, which is all there is to say
+    assert {name for name, own in flags.items() if "--quiet" not in own} == plain
+    assert {name for name, own in flags.items() if "--json" not in own} == {*plain, "chat"}
+    strict = {"chat", "generate", "replay", "quantize", "config explain"}
+    assert {name for name, own in flags.items() if "--strict" in own} == strict
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "generate {model} -p x --max-new-tokens 2",
+        "info {model}",
+        "verify {model}",
+        "plan {model}",
+        "ls",
+        "config explain {model}",
+        "export diffusion {model} {out}.diffusion.gguf",
+        "imatrix {model} {out}.gguf --calibration-tokens 40",
+        "simulate {trace}",
+        "replay {trace}",
+        "report {trace} {out}.html",
+        "quantize {model} {out} --calibration-tokens 40 --evaluation-tokens 0 --group-size 32",
+    ],
+    ids=lambda line: line.split(" {")[0],
+)
+def test_json_is_one_object_and_alone_on_stdout_and_quiet_leaves_nothing_else(
+    run: Call, golden_folder: Path, tmp_path: Path, trace: Path, line: str
+) -> None:
+    names = {"model": golden_folder, "out": tmp_path / "out", "trace": trace}
+    outcome = run(*line.format(**names).split(), "--json", "--quiet")
+    assert outcome.code == 0, outcome.err
+    assert isinstance(json.loads(outcome.out), dict)
+    assert outcome.out.count("\n") == 1
+    assert outcome.err == ""
+
+
+@pytest.fixture
+def trace(run: Call, golden_folder: Path, tmp_path: Path) -> Path:
+    """The trace of a short answer."""
+    path = tmp_path / "run.jsonl"
+    arguments = ("-p", "x", "--max-new-tokens", "2", "--trace", str(path), "--quiet")
+    assert run("generate", str(golden_folder), *arguments).code == 0
+    return path
+
+
+def test_no_color_leaves_no_colour_on_a_terminal() -> None:
+    pexpect = pytest.importorskip("pexpect")
+
+    def shown(no_color: str) -> str:
+        environment = {**os.environ, "TERM": "xterm-256color", "NO_COLOR": no_color}
+        arguments = ["-m", "clover_local", "rm", "not/there"]
+        child = pexpect.spawn(
+            sys.executable, arguments, env=environment, encoding="utf-8", timeout=120
+        )
+        child.expect(pexpect.EOF)
+        return str(child.before)
+
+    assert "\x1b[1;31merror:" in shown("")
+    assert shown("1").startswith("error: ")

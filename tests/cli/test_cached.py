@@ -44,7 +44,7 @@ def test_every_revision_is_listed(run: Call, cache: Path) -> None:
     assert sum("@11111111 main" in row for row in rows) == 1
     (other,) = [row for row in rows if "theirs/other" in row]
     assert other.endswith("no weights")
-    listed = json.loads(run("ls", "--json").out)
+    listed = json.loads(run("ls", "--json").out)["models"]
     assert {(each["name"], each["revision"][0], each["bytes"]) for each in listed} == {
         ("ours/clover", "0", 4),
         ("ours/clover", "1", 6),
@@ -76,7 +76,7 @@ def test_nothing_is_removed_unasked(run: Call, cache: Path) -> None:
     outcome = run("rm", "ours/clover", stdin=b"")
     assert outcome.code == 1
     assert "pass --yes" in outcome.err.splitlines()[-1]
-    assert len(json.loads(run("ls", "--json").out)) == 3
+    assert len(json.loads(run("ls", "--json").out)["models"]) == 3
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Completion scripts: bash's is run, those of zsh and fish are checked where there is such a shell."""
+"""Completion scripts: bash's is run, the others are checked where there is such a shell."""
 
 import os
 import shutil

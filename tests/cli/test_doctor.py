@@ -57,7 +57,7 @@ def test_only_what_is_required_fails_the_command(
     monkeypatch.setattr(runtime, "findings", lambda: iter((found,)))
     outcome = run("doctor", "--json")
     assert outcome.code == code
-    assert json.loads(outcome.out)[0]["remedy"] == "mend them"
+    assert json.loads(outcome.out)["findings"][0]["remedy"] == "mend them"
 
 
 def test_a_self_test_that_fails_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -171,6 +171,21 @@ def test_what_was_not_said_is_assumed_aloud(run: Run, real_folder: Path) -> None
     assert run("plan", str(real_folder), "--quiet").err == ""
 
 
+def test_a_slow_link_is_shown_as_it_is(run: Run, real_folder: Path) -> None:
+    outcome = run("plan", str(real_folder), "--gpu", "16GB", "--link", "1MB/s")
+    assert "1 MB/s over the link" in outcome.err
+    assert ["link", "1", "MB/s"] in [line.split() for line in outcome.out.splitlines()]
+
+
+@pytest.mark.parametrize(("context", "advised"), [("1", False), ("32768", True)])
+def test_a_smaller_context_is_advised_only_where_there_is_one(
+    run: Run, real_folder: Path, context: str, advised: bool
+) -> None:
+    outcome = run("plan", str(real_folder), "--gpu", "6GB", "--ram", "32GB", "--context", context)
+    assert "a larger card helps" in outcome.err
+    assert ("smaller --context" in outcome.err) == advised
+
+
 def test_the_card_of_this_machine_is_planned_for(
     run: Run, real_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -12,6 +12,7 @@ from clover_local.memory.sizes import (
     parse_size,
     shown,
     shown_mib,
+    shown_rate,
 )
 
 
@@ -111,3 +112,17 @@ def test_bytes_are_shown_in_decimal_units(nbytes: int, expected: str) -> None:
 def test_flags_take_whole_mib_rounded_up() -> None:
     assert shown_mib(GIB) == "1024MiB"
     assert shown_mib(GIB + 1) == "1025MiB"
+
+
+@pytest.mark.parametrize(
+    ("rate", "text"),
+    [
+        (52e9, "52 GB/s"),
+        (896e9, "896 GB/s"),
+        (1e6, "1 MB/s"),
+        (1.5e9, "1.5 GB/s"),
+        (3e12, "3 TB/s"),
+    ],
+)
+def test_a_rate_is_shown_in_the_unit_that_suits_it(rate: float, text: str) -> None:
+    assert shown_rate(rate) == text
