@@ -7,6 +7,7 @@ without it. To have a newer revision of a cached model, name it: `owner/name@rev
 import errno
 import os
 import re
+import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -42,6 +43,19 @@ class CachedModel:
     folder: Path
 
 
+@dataclass(frozen=True)
+class HalfFetched:
+    """A model that a pull has begun to fetch, and not finished."""
+
+    name: str
+    nbytes: int
+    root: Path
+
+    def delete(self) -> None:
+        """Removes what is there of it."""
+        shutil.rmtree(self.root)
+
+
 def cached_models() -> list[CachedModel]:
     """The models in the hub's cache, by name, the newest revision first."""
     scanned = _scanned()
@@ -62,6 +76,19 @@ def cached_models() -> list[CachedModel]:
         for revision in repository.revisions
     ]
     return sorted(found, key=lambda model: (model.name, -model.changed.timestamp()))
+
+
+def half_fetched() -> list[HalfFetched]:
+    """The models of which a pull has begun and nothing is whole, by name."""
+    from huggingface_hub import constants
+
+    found = []
+    for root in sorted(Path(constants.HF_HUB_CACHE).glob("models--*")):
+        blobs = [path for path in root.glob("blobs/*") if path.is_file()]
+        if blobs and not any(root.glob("snapshots/*")):
+            name = root.name.removeprefix("models--").replace("--", "/", 1)
+            found.append(HalfFetched(name, sum(path.stat().st_size for path in blobs), root))
+    return found
 
 
 def find_cached(model: str) -> list[CachedModel]:

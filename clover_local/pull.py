@@ -128,6 +128,10 @@ def find(repository: str, revision: str | None, *, include: Sequence[str] = ()) 
             raise HubError(
                 f"{repository!r} is no possible hub id: it is owner/name, as on the model's page"
             ) from None
+        except (ValueError, KeyError, TypeError):
+            raise HubError(
+                f"{constants.ENDPOINT} does not answer as a hub does: correct HF_ENDPOINT"
+            ) from None
     every = _files(info)
     allowed = [file for file in every if _is_allowed(file.name)]
     wanted = _wanted(repository, allowed, include)

@@ -9,7 +9,15 @@ import typer
 from clover_local.cli import console
 from clover_local.cli.options import JsonOpt, QuietOpt
 from clover_local.errors import HubError
-from clover_local.hub import DEMO, CachedModel, cached_models, delete_cached, find_cached
+from clover_local.hub import (
+    DEMO,
+    CachedModel,
+    HalfFetched,
+    cached_models,
+    delete_cached,
+    find_cached,
+    half_fetched,
+)
 from clover_local.memory.sizes import shown
 
 NameArg = Annotated[
@@ -23,11 +31,17 @@ YesOpt = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 
 def ls(as_json: JsonOpt = False, quiet: QuietOpt = False) -> None:
     """List the models in the hub's cache."""
-    models = cached_models()
+    models, half = cached_models(), half_fetched()
     if as_json:
-        console.print_json({"models": [_json(model) for model in models]})
-    elif models:
-        console.show_table("Models", [_row(model) for model in models])
+        console.print_json(
+            {
+                "models": [_json(model) for model in models],
+                "half_fetched": [{"name": each.name, "bytes": each.nbytes} for each in half],
+            }
+        )
+    elif models or half:
+        rows = [_row(model) for model in models] + [_half_row(each) for each in half]
+        console.show_table("Models", rows)
     else:
         console.text(f"no model is in the hub cache; `{DEMO}` comes with the package")
 
@@ -40,16 +54,24 @@ def rm(
         raise HubError(f"{DEMO} is part of the package: uninstall that to remove it")
     if os.path.exists(os.path.expanduser(name)):
         raise HubError(f"{name} is a folder or file of yours, not in the cache: remove it yourself")
-    found = find_cached(name)
-    for model in found:
-        console.note("  ".join(_row(model)))
+    half = [each for each in half_fetched() if each.name == name]
+    found = [] if half else find_cached(name)
+    for row in [*map(_row, found), *map(_half_row, half)]:
+        console.note("  ".join(row))
     if not yes:
         if not console.is_terminal(sys.stdin):
             raise HubError(f"rm {name} asks first, and nobody can answer here: pass --yes")
-        typer.confirm(f"Remove {'it' if len(found) == 1 else 'them'}?", abort=True, err=True)
-    freed = delete_cached(found)
+        typer.confirm(f"Remove {'it' if len(found) < 2 else 'them'}?", abort=True, err=True)
+    freed = delete_cached(found) + sum(each.nbytes for each in half)
+    for each in half:
+        each.delete()
     if as_json:
-        console.print_json({"removed": [_json(model) for model in found], "freed_bytes": freed})
+        console.print_json(
+            {
+                "removed": [*(each.name for each in found), *(each.name for each in half)],
+                "freed_bytes": freed,
+            }
+        )
     else:
         console.text(f"freed {shown(freed)}")
 
@@ -62,6 +84,10 @@ def _row(model: CachedModel) -> tuple[str, str, str, str, str]:
         f"{model.changed:%Y-%m-%d}",
         "" if model.has_weights else "no weights",
     )
+
+
+def _half_row(half: HalfFetched) -> tuple[str, str, str, str, str]:
+    return (half.name, "", shown(half.nbytes), "", "half fetched: pull continues")
 
 
 def _json(model: CachedModel) -> dict[str, object]:

@@ -22,8 +22,9 @@ if TYPE_CHECKING:
 REAL_MODEL = "Diffuspace/Clover-35B-A3B-Preview"
 INTRODUCTION = (
     f"Model: {DEMO}, a small model made for this package; it knows a few kinds of short tasks. "
-    f"The real one: `clover-local quantize {REAL_MODEL} DEST` downloads 69 GB of BF16 weights and "
-    f"makes about 20 GB of them; `clover-local plan {REAL_MODEL}` says what fits your card."
+    f"The real one: `clover-local pull {REAL_MODEL}` fetches 69 GB of BF16 weights, `clover-local "
+    f"quantize {REAL_MODEL} DEST` makes about 20 GB of them; `clover-local plan {REAL_MODEL}` says "
+    "what fits your card."
 )
 """Which model answers when none was named, and how to have another."""
 

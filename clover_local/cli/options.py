@@ -287,7 +287,8 @@ def _naming_the_place(used: Mapping[str, Preference]) -> Iterator[None]:
         yield
     except CloverError as error:
         named = [
-            f"--{name.replace('_', '-')} comes from {preference.source}"
+            f"{'' if name == 'model' else '--'}{name.replace('_', '-')} comes from "
+            f"{preference.source}"
             for name, preference in used.items()
             if _names(str(error), name, preference)
         ]

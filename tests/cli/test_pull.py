@@ -124,6 +124,28 @@ def test_a_server_that_sends_the_whole_file_again_is_understood(run: Call, fille
     assert (filled.snapshot / "model.safetensors").read_bytes() == WEIGHTS
 
 
+def test_a_whole_part_that_got_no_name_is_not_fetched_again(run: Call, filled: Any) -> None:
+    filled.blobs.mkdir(parents=True)
+    part = filled.blobs / f"{filled.hash('model.safetensors')}.incomplete"
+    part.write_bytes(WEIGHTS)
+    assert run("pull", "owner/name").code == 0
+    assert "model.safetensors" not in names(filled)
+
+
+def test_a_half_fetched_model_is_listed_and_can_be_removed(run: Call, filled: Any) -> None:
+    filled.cuts = [HALF] + [0] * pull.TRIES
+    run("pull", "owner/name")
+    (row,) = run("ls").out.splitlines()[1:]
+    assert row.split()[0] == "owner/name"
+    assert row.endswith("half fetched: pull continues")
+    listed = json.loads(run("ls", "--json").out)
+    assert (listed["models"], listed["half_fetched"][0]["name"]) == ([], "owner/name")
+    removed = json.loads(run("rm", "owner/name", "--yes", "--json").out)
+    assert removed["removed"] == ["owner/name"]
+    assert removed["freed_bytes"] == listed["half_fetched"][0]["bytes"] > 0
+    assert "no model" in run("ls").out
+
+
 def test_damage_on_the_way_is_fetched_again(run: Call, filled: Any) -> None:
     filled.wrong = 1
     assert run("pull", "owner/name").code == 0
@@ -225,6 +247,7 @@ def test_a_disk_that_fills_meanwhile_is_one_line_and_keeps_what_came(
         (("owner/name",), (401, "RepoNotFound"), "run `hf auth login` for a private one"),
         (("owner/name",), (403, ""), "to this token (403): correct HF_TOKEN"),
         (("owner/name",), (418, ""), "the download of owner/name stopped (Client error '418"),
+        (("owner/name",), (200, ""), "does not answer as a hub does: correct HF_ENDPOINT"),
         (("owner",), None, "is no hub id: it is owner/name"),
         (("a b/c",), None, "is no hub id"),
         (("a--b/c",), None, "no possible hub id"),
@@ -238,6 +261,7 @@ def test_a_disk_that_fills_meanwhile_is_one_line_and_keeps_what_came(
         "401",
         "403",
         "418",
+        "no hub",
         "short",
         "space",
         "dashes",
