@@ -8,7 +8,6 @@ stays beside it as `HASH.incomplete` and is continued with an HTTP range.
 import hashlib
 import os
 import re
-import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -20,7 +19,6 @@ from typing import TYPE_CHECKING
 from clover_local.errors import HubError
 from clover_local.files import replacing
 from clover_local.hub import GGUF_SUFFIX, gguf_models, hub_errors
-from clover_local.memory.sizes import shown
 
 if TYPE_CHECKING:
     from huggingface_hub.hf_api import ModelInfo
@@ -201,22 +199,6 @@ def _wanted(
 
 def _some(names: Sequence[str]) -> str:
     return ", ".join(names[:4]) + (", ..." if len(names) > 4 else "")
-
-
-def free_bytes(folder: Path) -> int:
-    """Bytes that are free where `folder` is or will be."""
-    there = next(each for each in (folder, *folder.absolute().parents) if each.exists())
-    return shutil.disk_usage(there).free
-
-
-def require_room(remote: Remote, free: int) -> None:
-    """Raises HubError where the disk lacks room for what is missing of a model."""
-    missing = sum(map(remote.missing, remote.files))
-    if missing > free:
-        raise HubError(
-            f"{remote.name} needs {shown(missing)} more on the disk of {remote.root.parent}, which "
-            f"has {shown(free)} free: free {shown(missing - free)}, or set HF_HOME to another disk"
-        )
 
 
 def remove_damaged(

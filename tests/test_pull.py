@@ -1,11 +1,10 @@
-"""What of a repository is wanted, what of it is here, and whether there is room for the rest."""
+"""What of a model on the hub is here, and which hash its files have."""
 
 from pathlib import Path
 
 import pytest
 
-from clover_local.errors import HubError
-from clover_local.pull import Remote, RemoteFile, free_bytes, require_room
+from clover_local.pull import Remote, RemoteFile
 
 SHA256_OF_ABC = "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"
 GIT_BLOB_OF_ABC = (
@@ -41,9 +40,6 @@ def test_a_part_counts_and_a_file_of_another_length_does_not(tmp_path: Path) -> 
     model.blob(short).write_bytes(b"0" * 9)
     assert [model.missing(file) for file in model.files] == [0, 3, 10, 10]
     assert [model.has(file) for file in model.files] == [True, False, False, False]
-    require_room(model, 23)
-    with pytest.raises(HubError, match=r"needs 23 B more .* has 22 B free: free 1 B"):
-        require_room(model, 22)
 
 
 def test_a_copy_in_the_place_of_a_link_counts(tmp_path: Path) -> None:
@@ -53,7 +49,3 @@ def test_a_copy_in_the_place_of_a_link_counts(tmp_path: Path) -> None:
     (model.folder / "a.json").write_bytes(b"abc")
     assert model.has(file)
     assert model.place(file) == model.folder / "a.json"
-
-
-def test_room_is_that_of_the_nearest_folder_that_is_there(tmp_path: Path) -> None:
-    assert free_bytes(tmp_path / "not" / "yet") > 0

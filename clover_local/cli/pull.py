@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import shutil
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -55,14 +57,18 @@ def pull(
     from clover_local import pull as library
 
     remote = library.find(name, revision or own, include=include or ())
-    missing, free = sum(map(remote.missing, remote.files)), library.free_bytes(remote.root.parent)
+    missing, free = sum(map(remote.missing, remote.files)), _free_bytes(remote.root.parent)
     console.note(
         f"{name} @{remote.commit[:8]}: {len(remote.files)} files, {shown(remote.nbytes)}; "
         f"{shown(missing)} to fetch, {shown(free)} free on the disk of {remote.root.parent}"
     )
     if remote.left_out:
         console.note(f"note: not fetched: {_some(remote.left_out)}")
-    library.require_room(remote, free)
+    if missing > free:
+        raise HubError(
+            f"{name} needs {shown(missing)} more on the disk of {remote.root.parent}, which has "
+            f"{shown(free)} free: free {shown(missing - free)}, or set HF_HOME to another disk"
+        )
     damaged: tuple[str, ...] = ()
     try:
         if any(map(remote.has, remote.files)):
@@ -70,8 +76,11 @@ def pull(
                 damaged = library.remove_damaged(remote, on_progress=on_progress)
         if damaged:
             console.note(f"note: {_some(damaged)}: damaged on the disk, fetched again")
-        with console.progress(f"fetching {name}") as on_progress:
-            fetched = library.fetch(remote, on_progress=on_progress)
+        if all(map(remote.has, remote.files)):
+            fetched = library.fetch(remote)  # names may be missing
+        else:
+            with console.progress(f"fetching {name}") as on_progress:
+                fetched = library.fetch(remote, on_progress=on_progress)
     except KeyboardInterrupt:
         console.note("stopped: what was fetched is kept, and the same command continues")
         raise
@@ -99,6 +108,12 @@ def _show(remote: Remote, fetched: int, damaged: tuple[str, ...], *, as_json: bo
     console.text(f"{remote.folder}: {shown(remote.nbytes)}, all hashes agree")
     model = str(remote.folder / models[0]) if len(models) > 1 else _id(remote)
     console.note(f"`clover-local chat {model}` runs it")
+
+
+def _free_bytes(folder: Path) -> int:
+    """Bytes that are free where `folder` is or will be."""
+    there = next(each for each in (folder, *folder.absolute().parents) if each.exists())
+    return shutil.disk_usage(there).free
 
 
 def _id(remote: Remote) -> str:
