@@ -78,18 +78,10 @@ def imatrix(
     dataset = "clover-local" if calibration is None else calibration.name
     content = imatrix_bytes(sums, dataset=dataset, chunks=len(sequences), chunk_size=LENGTH)
     write_file(out, content)
-    rows = sum(sequence.rows for sequence in sequences)
-    unseen = unseen_experts(sums)
+    rows, unseen = sum(sequence.rows for sequence in sequences), unseen_experts(sums)
     if as_json:
-        console.print_json(
-            {
-                "file": str(out),
-                "bytes": len(content),
-                "tensors": len(sums),
-                "rows": rows,
-                "unseen_experts": unseen,
-            }
-        )
+        made = {"file": str(out), "bytes": len(content), "tensors": len(sums)}
+        console.print_json({**made, "rows": rows, "unseen_experts": unseen})
         return
     missed = f"; {unseen} experts saw none and count alike everywhere" if unseen else ""
     console.text(f"{out}: {len(sums)} tensors from {rows} rows, {size(len(content))}{missed}")
