@@ -1,6 +1,7 @@
 # make chat [PROMPT="..."]   a chat with the bundled demo model
 # make test                  all tests
-# Both set up .venv by themselves, once; any Python >= 3.11 will do: make PYTHON=python3.12 test
+# make browser               the browser for the test of the report, where none is installed
+# All set up .venv by themselves, once; any Python >= 3.11 will do: make PYTHON=python3.12 test
 
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN := .venv/bin
@@ -9,13 +10,17 @@ SOURCES := $(shell find clover_local kernels quant calibration_data -type f -not
 PACKAGES := clover_local clover_local.kernels clover_local.quant clover_local.calibration_data
 export PYTHONSAFEPATH := 1
 
-.PHONY: chat test lint clean
+.PHONY: chat test browser lint clean
 
 chat: .venv/installed
 	@$(BIN)/clover-local chat $(if $(PROMPT),--prompt "$$PROMPT")
 
-test: .venv/tools
+test: .venv/tools browser
 	$(BIN)/python -m pytest
+
+# Without one that test is skipped, and says so.
+browser: .venv/tools
+	@test -x .venv/browser/chromium || $(BIN)/python recipes/get_browser.py .venv/browser || true
 
 lint: .venv/tools
 	$(BIN)/ruff check .

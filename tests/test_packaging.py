@@ -44,6 +44,10 @@ def test_the_demo_model_is_in_the_wheel(wheel_names: set[str]) -> None:
         assert f"clover_local/demo/{name}" in wheel_names
 
 
+def test_the_parts_of_the_report_are_in_the_wheel(wheel_names: set[str]) -> None:
+    assert {"clover_local/traces/report.css", "clover_local/traces/report.js"} <= wheel_names
+
+
 def test_no_other_top_level_name_is_in_the_wheel(wheel_names: set[str]) -> None:
     tops = {name.split("/")[0] for name in wheel_names}
     assert {top for top in tops if not top.endswith(".dist-info")} == {"clover_local"}

@@ -1,15 +1,19 @@
 """`clover-local report`: a trace as one HTML file."""
 
-from collections.abc import Callable, Sequence
+from __future__ import annotations
+
 from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from clover_local.cli import console
 from clover_local.cli.options import JsonOpt, QuietOpt, TraceArg
 from clover_local.errors import CloverError
+
+if TYPE_CHECKING:
+    from clover_local.session import OpenModel
 
 OutArg = Annotated[
     Path, typer.Argument(metavar="OUT.html", help="The file to write.", show_default=False)
@@ -32,15 +36,23 @@ def report(
     from clover_local.traces.read import read_runs
 
     runs = read_runs(trace)
-    name = model or runs[0].header.model
-    write_page(out, page(runs, _decoder(name, strict=model is not None)))
+    opened = _model(model or runs[0].header.model, strict=model is not None)
+    if opened is None:
+        pieces = page(runs, None)
+    else:
+        from clover_local.decoding.settings import resolve
+
+        decode = partial(opened.tokenizer.decode, skip_special=False)
+        usual = resolve(opened.config, opened.generation, {}).settings
+        pieces = page(runs, decode, usual=usual)
+    write_page(out, pieces)
     if as_json:
         console.print_json({"file": str(out), "bytes": out.stat().st_size, "runs": len(runs)})
     else:
         console.text(f"wrote {out}")
 
 
-def _decoder(name: str, *, strict: bool) -> Callable[[Sequence[int]], str] | None:
+def _model(name: str, *, strict: bool) -> OpenModel | None:
     """What gives tokens their text; without the model None, with `strict` an error."""
     if not name:
         console.note("note: tokens are shown as ids: pass --model MODEL for their text")
@@ -48,10 +60,9 @@ def _decoder(name: str, *, strict: bool) -> Callable[[Sequence[int]], str] | Non
     from clover_local.session import open_model
 
     try:
-        tokenizer = open_model(name).tokenizer
+        return open_model(name)
     except CloverError as error:
         if strict:
             raise
         console.note(f"note: tokens are shown as ids: {error}")
         return None
-    return partial(tokenizer.decode, skip_special=False)

@@ -12,6 +12,7 @@ from typing import Any
 
 from clover_local.errors import TraceError
 from clover_local.files import (
+    as_flag,
     as_integer,
     as_number,
     as_object,
@@ -48,12 +49,25 @@ class Step:
     before: tuple[int, ...]  # the block before the pass; the rows that a verify read
     picked: tuple[PickedRow, ...]
     milliseconds: float
+    accepted: int = 0  # drafts that a verify accepted
+    coreset_sizes: tuple[int, ...] = ()  # by layer
+    controls: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def choice(self) -> tuple[object, ...]:
         """All that an equal run has in common with it: its place, rows and tokens."""
         pairs = tuple((row.row, row.token) for row in self.picked)
         return (self.kind, self.mode, self.block, self.start, self.number, self.before, pairs)
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What `auto` went on with before a step, and why."""
+
+    before_step: int  # index of a step of the run
+    mode: str
+    is_probe: bool
+    why: str
 
 
 @dataclass(frozen=True)
@@ -76,8 +90,11 @@ class RecordedRun:
 
     header: Header
     steps: list[Step] = field(default_factory=list)
+    choices: list[Choice] = field(default_factory=list)
+    stats: Mapping[str, Any] = field(default_factory=dict)
     finish_reason: str | None = None
     token_ids: tuple[int, ...] = ()
+    commit_milliseconds: float = 0.0  # of the answer's tokens; those of the prompt do not count
 
     @property
     def ended(self) -> bool:
@@ -122,6 +139,9 @@ def step_of(record: Mapping[str, Any]) -> Step:
         before=_ids(record["block_before" if is_pass else "tokens"]),
         picked=tuple(map(_picked, record["fixed"])),
         milliseconds=as_number(record["milliseconds"]),
+        accepted=0 if is_pass else as_integer(record["accepted"]),
+        coreset_sizes=tuple(map(as_integer, record.get("coreset_sizes", ()))),
+        controls=as_object(record["controls"]),
     )
 
 
@@ -136,8 +156,23 @@ def _add(runs: list[RecordedRun], record: Mapping[str, Any]) -> None:
     elif kind == "end":
         runs[-1].finish_reason = as_text(record["finish_reason"])
         runs[-1].token_ids = _ids(record["token_ids"])
-    elif kind not in ("commit", "choice"):
+        runs[-1].stats = as_object(record["stats"])
+    elif kind == "choice":
+        runs[-1].choices.append(_choice(record, before_step=len(runs[-1].steps)))
+    elif kind == "commit":
+        if as_text(record["of"]) == "answer":
+            runs[-1].commit_milliseconds += as_number(record["milliseconds"])
+    else:
         raise ValueError(f"a record of an unknown kind {kind!r}")
+
+
+def _choice(record: Mapping[str, Any], *, before_step: int) -> Choice:
+    return Choice(
+        before_step=before_step,
+        mode=as_text(record["mode"]),
+        is_probe=as_flag(record["is_probe"]),
+        why=as_text(record["why"]),
+    )
 
 
 def _header(record: Mapping[str, Any]) -> Header:

@@ -1,6 +1,8 @@
-"""`clover-local report`, by parsing the page."""
+"""`clover-local report`, by the data in the page; `tests/traces/test_page.py` looks at the page."""
 
+import errno
 import json
+import re
 from collections.abc import Callable
 from html.parser import HTMLParser
 from pathlib import Path
@@ -13,13 +15,13 @@ VOID = {"meta"}
 
 
 class Page(HTMLParser):
-    """Elements in order, their text, and whether every one is closed in its place."""
+    """Elements in order, whether every one is closed in its place, and the data of the page."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
         self.open: list[str] = []
         self.elements: list[tuple[str, dict[str, str | None]]] = []
-        self.texts: list[str] = []  # of `code`, `pre` and `summary`, in order
+        self.scripts: list[str] = []
         self.feed(text)
         self.close()
 
@@ -27,18 +29,17 @@ class Page(HTMLParser):
         self.elements.append((tag, dict(attrs)))
         if tag not in VOID:
             self.open.append(tag)
-        if tag in ("code", "pre", "summary"):
-            self.texts.append("")
 
     def handle_endtag(self, tag: str) -> None:
         assert self.open.pop() == tag
 
     def handle_data(self, data: str) -> None:
-        if self.open and self.open[-1] in ("code", "pre", "summary"):
-            self.texts[-1] += data
+        if self.open and self.open[-1] == "script":
+            self.scripts.append(data)
 
-    def count(self, tag: str, kind: str) -> int:
-        return sum(name == tag and kind in (a.get("class") or "") for name, a in self.elements)
+    @property
+    def data(self) -> dict[str, Any]:
+        return dict(json.loads(self.scripts[0]))
 
 
 @pytest.fixture
@@ -59,8 +60,8 @@ def steps(path: Path, *kinds: str) -> list[dict[str, Any]]:
     return [record for record in records if record["record"] in kinds]
 
 
-@pytest.mark.parametrize("mode", ["denoise", "draft"])
-def test_every_block_and_every_pass_is_there(
+@pytest.mark.parametrize("mode", ["denoise", "draft", "ar", "auto"])
+def test_every_forward_and_every_choice_is_there(
     run: Call, traced: Call, tmp_path: Path, mode: str
 ) -> None:
     trace, out = traced("--mode", mode), tmp_path / "report.html"
@@ -68,48 +69,42 @@ def test_every_block_and_every_pass_is_there(
     assert (outcome.code, outcome.out, outcome.err) == (0, f"wrote {out}\n", "")
     page = Page(out.read_text(encoding="utf-8"))
     assert page.open == []
+    (shown,) = page.data["runs"]
     made = steps(trace, "pass", "verify")
-    blocks = {step["block"] for step in made}
-    assert page.count("details", "block") == len(blocks)
-    assert page.count("tr", "pass") == len(made)
-    fixed = [row for step in made for row in step["fixed"]]
-    assert sum("title" in attributes for _, attributes in page.elements) == len(fixed)
-    passes = [step for step in made if step.get("block_before")]
-    masked = sum(token == 510 for step in passes for token in step["block_before"])
-    gone = sum(len(step["fixed"]) for step in passes)
-    assert page.count("code", "mask") == 1 + masked - gone  # one in the legend
+    assert [(each["mode"], each["block"], each["start"]) for each in shown["steps"]] == [
+        (each["mode"], each["block"], each["start"]) for each in made
+    ]
+    assert [each["coreset"] for each in shown["steps"]] == [
+        each.get("coreset_sizes", []) for each in made
+    ]
+    picked = [[row["token"] for row in each["fixed"]] for each in made]
+    assert [[row[1] for row in each["picked"]] for each in shown["steps"]] == picked
+    choices = [(each["mode"], each["why"]) for each in steps(trace, "choice")]
+    assert [(each[1], each[3]) for each in shown["choices"]] == choices
+    assert bool(choices) == (mode == "auto")
+    changed = {name: (value, usual) for name, value, usual in shown["changed"]}
+    assert changed.pop("max_new_tokens")[0] == "40"
+    assert changed == ({} if mode == "denoise" else {"mode": (mode, "denoise")})
 
 
-def test_ar_is_one_line_of_tokens(run: Call, traced: Call, tmp_path: Path) -> None:
-    out = tmp_path / "report.html"
-    assert run("report", str(traced("--mode", "ar")), str(out)).code == 0
-    page = Page(out.read_text(encoding="utf-8"))
-    assert page.count("tr", "pass") == 1
-    assert sum("title" in attributes for _, attributes in page.elements) == 40
-
-
-def test_auto_is_shown_in_the_modes_that_it_ran(run: Call, traced: Call, tmp_path: Path) -> None:
-    trace, out = traced("--mode", "auto"), tmp_path / "report.html"
-    assert run("report", str(trace), str(out)).code == 0
-    page = Page(out.read_text(encoding="utf-8"))
-    ran = {choice["mode"] for choice in steps(trace, "choice")}
-    assert len(ran) > 1
-    assert {text.partition(":")[0] for text in page.texts} >= ran
-
-
-def test_the_page_needs_nothing_else_and_shows_text_as_text(
+def test_the_page_needs_nothing_else_and_runs_no_text(
     run: Call, traced: Call, tmp_path: Path
 ) -> None:
     out = tmp_path / "report.html"
     run("report", str(traced()), str(out))
     text = out.read_text(encoding="utf-8")
     page = Page(text)
-    assert {tag for tag, _ in page.elements}.isdisjoint({"script", "link", "img", "b", "iframe"})
+    assert {tag for tag, _ in page.elements}.isdisjoint({"link", "img", "b", "iframe"})
+    assert len(page.scripts) == 2  # the data and the script
     assert not any(
         {"src", "href", "onclick"} & attributes.keys() for _, attributes in page.elements
     )
-    assert "url(" not in text and "@import" not in text
-    assert any('<b>&"hello"</b>' in each for each in page.texts)  # the prompt
+    assert "url(" not in text and "@import" not in text and "://" not in text
+    assert '<b>&"hello"</b>' in page.data["runs"][0]["prompt"]
+    policy = next(a["content"] for _, a in page.elements if "http-equiv" in a)
+    assert policy is not None and re.fullmatch(
+        r"default-src 'none'; style-src 'sha256-\S+'; script-src 'sha256-\S+'", policy
+    )
 
 
 def test_without_the_model_tokens_are_ids(run: Call, traced: Call, tmp_path: Path) -> None:
@@ -120,9 +115,19 @@ def test_without_the_model_tokens_are_ids(run: Call, traced: Call, tmp_path: Pat
     outcome = run("report", str(trace), str(out))
     assert outcome.code == 0
     assert "--model" in outcome.err
-    prompt = " ".join(map(str, header["prompt_ids"]))
-    assert prompt in Page(out.read_text(encoding="utf-8")).texts
+    data = Page(out.read_text(encoding="utf-8")).data
+    assert data["runs"][0]["prompt"] == " ".join(map(str, header["prompt_ids"]))
+    assert all(text == token for token, text in data["tokens"].items())
     assert run("report", str(trace), str(out), "--model", "./absent").code == 1
+
+
+def test_a_trace_of_a_run_that_was_killed_is_shown(run: Call, traced: Call, tmp_path: Path) -> None:
+    trace, out = traced(), tmp_path / "report.html"
+    lines = trace.read_text(encoding="utf-8").splitlines(keepends=True)
+    for kept in (1, 3):  # the header alone; without an end
+        trace.write_text("".join(lines[:kept]), encoding="utf-8")
+        assert run("report", str(trace), str(out)).code == 0
+        assert Page(out.read_text(encoding="utf-8")).data["runs"][0]["finish"] is None
 
 
 def test_a_file_that_is_no_report_is_kept(run: Call, traced: Call, tmp_path: Path) -> None:
@@ -130,9 +135,33 @@ def test_a_file_that_is_no_report_is_kept(run: Call, traced: Call, tmp_path: Pat
     for _ in range(2):
         assert run("report", str(trace), str(out)).code == 0
     before = trace.read_bytes()
-    for path, words in ((trace, "is no report"), (tmp_path, "cannot be written")):
+    absent = tmp_path / "absent"
+    for path, words in (
+        (trace, "is no report"),
+        (tmp_path, "cannot be written"),
+        (absent / "report.html", "cannot be written"),
+    ):
         outcome = run("report", str(trace), str(path))
         assert (outcome.code, outcome.err.count("\n")) == (1, 1)
         assert words in outcome.err
     assert trace.read_bytes() == before
-    assert run("report", str(tmp_path / "absent"), str(out)).code == 1
+    assert not absent.exists()
+    assert run("report", str(absent), str(out)).code == 1
+
+
+def test_a_full_disk_leaves_the_report_that_was_there(
+    run: Call, traced: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trace, out = traced(), tmp_path / "report.html"
+    run("report", str(trace), str(out))
+    before = out.read_bytes()
+
+    def full(descriptor: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("clover_local.files.os.fsync", full)
+    outcome = run("report", str(trace), str(out))
+    assert (outcome.code, outcome.err.count("\n")) == (1, 1)
+    assert "No space left on device" in outcome.err
+    assert out.read_bytes() == before
+    assert {path.name for path in tmp_path.iterdir()} == {"run.jsonl", "report.html"}
