@@ -20,6 +20,10 @@ from pathlib import Path
 PACKAGE = "@sparticuz/chromium@153.0.0"
 INSTALLED = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
 DECOMPRESS = "process.stdin.pipe(require('zlib').createBrotliDecompress()).pipe(process.stdout)"
+FONTS = """<?xml version="1.0"?>
+<!DOCTYPE fontconfig SYSTEM "fonts.dtd">
+<fontconfig><dir>{folder}</dir><dir>/usr/share/fonts</dir></fontconfig>
+"""
 
 
 def main() -> int:
@@ -59,6 +63,8 @@ def _fetch(folder: Path, work: Path) -> None:
             libraries.extractall(made, filter="data")
     _decompress(node, parts / "chromium.br", made / "chromium")
     (made / "chromium").chmod(0o755)
+    fonts = FONTS.format(folder=folder.resolve() / "fonts")
+    (made / "fonts.conf").write_text(fonts, encoding="utf-8")
     shutil.rmtree(folder, ignore_errors=True)
     shutil.move(made, folder)
 

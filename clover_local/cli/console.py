@@ -109,6 +109,12 @@ def note(message: str) -> None:
         _write(style(printable(message), "2", sys.stderr) + "\n", sys.stderr)
 
 
+def hint(pieces: Sequence[tuple[str, str]]) -> None:
+    """One line to stderr of pieces with SGR styles of their own; not with `--quiet`."""
+    if not _sink.quiet:
+        _write("".join(style(text, code, sys.stderr) for text, code in pieces) + "\n", sys.stderr)
+
+
 def error(message: str) -> None:
     """One line to stderr, with or without `--quiet`; a very long one loses its middle."""
     line = " ".join(printable(message).split())

@@ -11,6 +11,7 @@ import typer
 
 from clover_local.cli import console, effects, start
 from clover_local.cli import options as o
+from clover_local.cli.heat import colour, legend
 from clover_local.cli.interrupt import INTERRUPTED, follow
 from clover_local.cli.prompts import messages, parse_ids, read_prompt
 from clover_local.cli.status import stats_rows
@@ -36,7 +37,7 @@ TraceOpt = Annotated[
 ]
 HeatOpt = Annotated[
     bool,
-    typer.Option("--heat/--no-heat", help="On a terminal: tokens coloured by their confidence."),
+    typer.Option("--heat/--no-heat", help="On a terminal: tokens coloured by how sure each was."),
 ]
 StatsOpt = Annotated[
     bool, typer.Option("--stats/--no-stats", help="Show speed and memory on stderr.")
@@ -67,8 +68,11 @@ def generate(
 ) -> None:
     """Write one answer to a prompt from -p, a file, a pipe, or token ids."""
     given, memory, origins = o.given_settings(call), o.memory_options(call), o.origins(call)
-    if as_json and "heat" in o.flags_of(call, "heat"):
-        effects.report([("heat", "with --json")], strict=strict)
+    if heat and (as_json or not console.has_colour(sys.stdout)):
+        if "heat" in o.flags_of(call, "heat"):
+            why = "with --json" if as_json else "where stdout shows no colours"
+            effects.report([("heat", why)], strict=strict)
+        heat = False
     text, ids = _prompt(prompt, file=file, prompt_ids=prompt_ids, raw=raw)
     template_flags = o.flags_of(call, "system", "think") | ({"raw": raw} if raw and ids else {})
     bypass = "--prompt-ids" if ids else "--raw" if raw else None
@@ -120,7 +124,6 @@ def _answer(session: Session, ids: list[int], *, as_json: bool, heat: bool) -> b
 
     stream = TextStream(session.opened.tokenizer)
     stop_ids = session.generator.settings.stop_ids
-    heat = heat and console.has_colour(sys.stdout)
 
     def show(event: Event) -> None:
         if not isinstance(event, BlockCommitted) or as_json:
@@ -136,6 +139,8 @@ def _answer(session: Session, ids: list[int], *, as_json: bool, heat: bool) -> b
     finished = follow(session.generator.run(ids), show)
     if not as_json:
         console.text(stream.flush())
+    if heat:
+        console.hint(legend())
     return finished
 
 
@@ -143,8 +148,6 @@ def _coloured(
     tokens: Sequence[EmittedToken], stream: TextStream, *, stop_ids: Collection[int]
 ) -> str:
     """Text in colours by confidence; a character of several tokens has that of the last one."""
-    from clover_local.cli.heat import colour
-
     return "".join(
         console.style(
             console.printable(stream.push([each.token])), colour(each.confidence), sys.stdout

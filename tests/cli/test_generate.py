@@ -247,18 +247,36 @@ def test_ctrl_c_keeps_what_was_committed_and_is_code_130(
     assert len(result["token_ids"]) == 32
 
 
-def test_heat_colours_each_token_on_a_terminal_and_nothing_elsewhere(
+def test_heat_colours_each_token_on_a_terminal_and_says_what_the_colours_are(
     run: Call, golden_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for mode in ("denoise", "ar", "draft"):
         model = str(golden_folder)
         arguments = ("generate", model, "-p", "hello", "--mode", mode, "--max-new-tokens", "33")
         plain = run(*arguments)
-        assert run(*arguments, "--heat").out == plain.out
         with monkeypatch.context() as patch:
             patch.setattr("clover_local.cli.console.has_colour", lambda stream: True)
-            coloured = run(*arguments, "--heat").out
-        assert re.search("\x1b\\[3[1236]m", coloured)
-        assert printable(re.sub("\x1b\\[[0-9;]*m", "", coloured)) == printable(plain.out)
+            coloured = run(*arguments, "--heat")
+            quiet = run(*arguments, "--heat", "--quiet")
+        assert re.search("\x1b\\[3[1236]m", coloured.out)
+        assert coloured.out == quiet.out
+        assert printable(re.sub("\x1b\\[[0-9;]*m", "", coloured.out)) == printable(plain.out)
+        assert "\x1b[32m from 99 %" in coloured.err and "\x1b[31m below" in coloured.err
+        assert "confidence" not in quiet.err
+
+
+def test_heat_without_colours_is_reported_and_changes_nothing(
+    run: Call, golden_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    arguments = ("generate", str(golden_folder), "-p", "hello", "--max-new-tokens", "5")
+    plain = run(*arguments)
+    outcome = run(*arguments, "--heat")
+    assert (outcome.code, outcome.out) == (0, plain.out)
+    assert "--heat has no effect where stdout shows no colours" in outcome.err
+    monkeypatch.setattr("clover_local.cli.console.is_terminal", lambda stream: True)
+    monkeypatch.setenv("NO_COLOR", "1")
+    outcome = run(*arguments, "--heat")
+    assert "--heat has no effect" in outcome.err and "\x1b[3" not in outcome.out
     outcome = run(*arguments, "--heat", "--json")
     assert (outcome.code, "--heat has no effect with --json" in outcome.err) == (0, True)
+    assert run(*arguments, "--heat", "--strict").code == 1
