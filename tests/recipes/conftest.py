@@ -53,3 +53,8 @@ def quantization_cost() -> ModuleType:
 @pytest.fixture(scope="session")
 def evaluate_quantization() -> ModuleType:
     return load_recipe("evaluate_quantization")
+
+
+@pytest.fixture(scope="session")
+def repl_picture() -> ModuleType:
+    return load_recipe("repl_picture")
