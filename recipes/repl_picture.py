@@ -1,6 +1,6 @@
 """Draws docs/repl.svg: a chat with the demo model in a real terminal, as a moving picture.
 
-    python recipes/repl_picture.py [--out docs/repl.svg] [--slower 3]
+    python recipes/repl_picture.py [--out docs/repl.svg] [--slower 6]
 
 The installed `clover-local chat` runs in a pseudo-terminal and is typed at like by a person; a
 terminal emulator (pyte) keeps what stood on the screen after each piece of output. While it answers
@@ -28,13 +28,13 @@ import pyte
 COLUMNS, ROWS = 96, 20
 TYPED = (
     "/watch heat",
-    "/set threshold 0.99",
+    "/set threshold 0.997",
     "What is 22 + 23?",
     "Write a function check_all(items) that counts the items larger than 7.",
 )
 READY = "\x1b[?2004h"  # the input line asks for bracketed paste when it is ready
 ANSWERED = "tok/s"  # of the status line
-SLICE, PAUSE = 0.006, 0.05  # seconds that the program runs and rests while it answers
+SLICE, PAUSE = 0.008, 0.02  # seconds that the program runs and rests while it answers
 TYPING = 0.2  # seconds to wait for the echo of a key
 LAST_FRAME = 4.0  # seconds that the end stays
 LONGEST = 1.2  # seconds of any other frame
@@ -74,7 +74,7 @@ class Terminal(pyte.Screen):
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--out", type=Path, default=Path("docs/repl.svg"))
-    parser.add_argument("--slower", type=float, default=3.0, help="while masks fill; default 3")
+    parser.add_argument("--slower", type=float, default=6.0, help="while masks fill; default 6")
     arguments = parser.parse_args()
     frames = list(timed(record(), slower=arguments.slower))
     arguments.out.write_text(drawn(frames), encoding="utf-8")
