@@ -50,7 +50,7 @@ def main() -> int:
 def _fetch(folder: Path, work: Path) -> None:
     node, npm = _node(work)
     pack = [*npm, "pack", "--silent", "--fetch-retries", "1", PACKAGE]
-    subprocess.run(pack, cwd=work, check=True, timeout=300)
+    subprocess.run(pack, cwd=work, check=True, timeout=300, stdout=subprocess.DEVNULL)
     (archive,) = work.glob("*.tgz")
     with tarfile.open(archive) as packed:
         packed.extractall(work, filter="data")

@@ -164,6 +164,7 @@ def test_it_is_readable_in_every_window_and_light(
         browser.resize(width, scheme=scheme)
         assert browser.value("document.documentElement.scrollWidth") <= width
         inks.append(browser.value(f"({CONTRAST})()"))
+    assert browser.value("document.querySelector('.lead').offsetHeight") > 15  # letters are there
     assert min(inks) >= 4.5  # of WCAG's grade AA
     assert browser.picture().startswith(b"\x89PNG")
     assert browser.value("getComputedStyle(document.body).backgroundColor") != "rgb(253, 253, 252)"
