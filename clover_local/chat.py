@@ -8,7 +8,7 @@ chat template decides what becomes of it.
 from collections import abc
 from collections.abc import Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from io import StringIO
 from itertools import groupby
@@ -29,10 +29,11 @@ WORTH_KEEPING = 16
 
 @dataclass(frozen=True)
 class Piece:
-    """Text by which an answer grew."""
+    """Text by which an answer grew, and of how many tokens it is."""
 
     text: str
     thinking: bool
+    tokens: int = field(default=0, compare=False)
 
 
 class AnswerReader:
@@ -46,8 +47,9 @@ class AnswerReader:
     def __init__(self, tokenizer: Tokenizer, *, thinking: bool, stop_ids: Sequence[int]) -> None:
         """`thinking`: the prompt has opened the thinking already."""
         self._thinking, self._visible = StringIO(), StringIO()
+        self.is_thinking = thinking
         self._stream = TextStream(tokenizer)
-        self._is_thinking = thinking
+        self._waiting = 0  # tokens whose text is not told yet
         self._after_tag = thinking  # line breaks that follow belong to the tag
         self._start_id = tokenizer.id_of(THINK_START)
         self._end_id = tokenizer.id_of(THINK_END)
@@ -66,10 +68,8 @@ class AnswerReader:
     def push(self, tokens: Sequence[int]) -> list[Piece]:
         """The text that `tokens` add; bytes of an incomplete character wait for the next call."""
         pieces = [piece for token in tokens for piece in self._read(token)]
-        return [
-            Piece("".join(piece.text for piece in group), thinking)
-            for thinking, group in groupby(pieces, key=lambda piece: piece.thinking)
-        ]
+        groups = groupby(pieces, key=lambda piece: piece.thinking)
+        return [_joined([*group], thinking=thinking) for thinking, group in groups]
 
     def flush(self) -> list[Piece]:
         """What is left of an incomplete character."""
@@ -85,11 +85,13 @@ class AnswerReader:
     def _read(self, token: int) -> list[Piece]:
         if token in self._stop_ids:
             return []
-        if token == (self._end_id if self._is_thinking else self._start_id):
+        if token in (self._start_id, self._end_id):  # a second one of a kind changes nothing
             rest = self.flush()
-            self._is_thinking = not self._is_thinking
+            self.is_thinking = token == self._start_id
             self._after_tag = True
+            self._waiting = 0
             return rest
+        self._waiting += 1
         return self._grow(self._stream.push([token]))
 
     def _grow(self, text: str) -> list[Piece]:
@@ -98,8 +100,14 @@ class AnswerReader:
         if not text:
             return []
         self._after_tag = False
-        (self._thinking if self._is_thinking else self._visible).write(text)
-        return [Piece(text, self._is_thinking)]
+        (self._thinking if self.is_thinking else self._visible).write(text)
+        tokens, self._waiting = self._waiting, 0
+        return [Piece(text, self.is_thinking, tokens)]
+
+
+def _joined(pieces: Sequence[Piece], *, thinking: bool) -> Piece:
+    text = "".join(piece.text for piece in pieces)
+    return Piece(text, thinking, sum(piece.tokens for piece in pieces))
 
 
 class Conversation:
@@ -122,6 +130,12 @@ class Conversation:
         self.system = system
         self.thinking = thinking
         self.messages: list[Message] = []
+        self._reader: AnswerReader | None = None
+
+    @property
+    def is_thinking(self) -> bool:
+        """Whether the answer that is being made, or was made last, is still in its thinking."""
+        return self._reader is not None and self._reader.is_thinking
 
     def new(self) -> None:
         """Forgets every question and answer; the system prompt stays."""
@@ -146,6 +160,7 @@ class Conversation:
         finished = False
         try:
             prompt_ids, reader, checkpoints = self._prompt()
+            self._reader = reader
             with closing(self.generator.run(prompt_ids, checkpoints=checkpoints)) as events:
                 for event in events:
                     yield event
@@ -177,12 +192,26 @@ class Conversation:
         Raises:
             SettingsError: there is none.
         """
+        return self._last_content()[1]
+
+    @property
+    def last_thinking(self) -> str:
+        """What the last answer thought; empty where it did not think.
+
+        Raises:
+            SettingsError: there is no answer.
+        """
+        return self._last_content()[0]
+
+    def _last_content(self) -> tuple[str, str]:
+        """(thinking, visible text) of the last answer."""
         if not self.messages:
             raise SettingsError("there is no answer yet: type a question first")
         content = str(self.messages[-1]["content"])
         if not content.startswith(THINK_START):
-            return content
-        return content.partition(f"{THINK_END}\n\n")[2]
+            return "", content
+        thinking, _, visible = content.removeprefix(THINK_START).partition(f"{THINK_END}\n\n")
+        return thinking.strip(), visible
 
     def undo(self) -> str:
         """Takes the last question and its answer back; returns the question.

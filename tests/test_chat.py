@@ -138,6 +138,31 @@ def test_thinking_that_the_model_opens_itself_is_recognised(
     assert pieces_of(talk.ask("well?")) == ("hm\n", "yes")
 
 
+def test_a_second_end_of_the_thinking_is_no_text(
+    demo_tokenizer: Tokenizer, settings: Settings
+) -> None:
+    text = "hm\n</think>\n\nEight</think>\n\n.<|im_end|>"
+    talk, _ = conversation(demo_tokenizer, settings, text, thinking=True)
+    assert pieces_of(talk.ask("5 + 3?")) == ("hm\n", "Eight.")
+    assert (talk.last_thinking, talk.last_answer) == ("hm", "Eight.")
+
+
+def test_pieces_say_of_how_many_tokens_they_are_and_whether_thinking_goes_on(
+    demo_tokenizer: Tokenizer, settings: Settings
+) -> None:
+    text = "5 + 3 = 8\n</think>\n\nEight.<|im_end|>"
+    talk, _ = conversation(demo_tokenizer, settings, text, thinking=True)
+    counts = {True: 0, False: 0}
+    for event in talk.ask("5 + 3?"):
+        if isinstance(event, PromptCommitted):
+            assert talk.is_thinking
+        if isinstance(event, Piece):
+            counts[event.thinking] += event.tokens
+    assert not talk.is_thinking
+    assert counts[True] == len(demo_tokenizer.encode("5 + 3 = 8\n"))
+    assert counts[False] >= len(demo_tokenizer.encode("Eight."))
+
+
 def test_a_think_tag_in_the_question_opens_nothing(
     tokenizer: Tokenizer, settings: Settings
 ) -> None:

@@ -10,6 +10,7 @@ import typer
 
 from clover_local.cli import console, start
 from clover_local.cli import options as o
+from clover_local.cli.budget import thinks
 from clover_local.cli.interrupt import orderly_end
 from clover_local.cli.prompts import messages, read_prompt
 from clover_local.hub import DEMO
@@ -38,6 +39,7 @@ def chat(
     prompt: o.PromptOpt = None,
     system: o.SystemOpt = None,
     think: o.ThinkOpt = None,
+    think_budget: o.ThinkBudgetOpt = None,
     context: o.ContextOpt = None,
     device: o.DeviceOpt = None,
     dtype: o.DtypeOpt = None,
@@ -47,6 +49,7 @@ def chat(
 ) -> None:
     """Chat with a model; without MODEL, with the small demo model that comes with the package."""
     given, memory = o.given_settings(call), o.memory_options(call)
+    thinking = thinks(think, think_budget)
     question = None if prompt is None else read_prompt(prompt, file=None, keep_newline=True)
     origins = o.origins(call)
     opened, resolved = start.open_model(
@@ -54,10 +57,11 @@ def chat(
         given,
         origins=origins,
         template_flags=o.flags_of(call, "system", "think"),
+        think_budget=think_budget,
         strict=strict,
     )
     # A template that refuses is better known before the weights are loaded.
-    opened.tokenizer.render(messages(question or "Hello", system=system), enable_thinking=think)
+    opened.tokenizer.render(messages(question or "Hello", system=system), enable_thinking=thinking)
     if model is None:
         console.note(INTRODUCTION)
 
@@ -73,7 +77,9 @@ def chat(
             strict=strict,
         )
 
-    talk = _talk(load(opened, resolved), resolved, system=system, thinking=think, sources=origins)
+    talk = _talk(
+        load(opened, resolved), resolved, system=system, thinking=thinking, sources=origins
+    )
     talk.load, talk.watch = load, watch or talk.watch
     if not _answer(talk, question):
         raise typer.Exit(1)

@@ -1,17 +1,14 @@
-"""The slash commands of `clover-local chat`, and what they act on."""
+"""The slash commands of `clover-local chat`: what each is for, and the small ones."""
 
 import difflib
 from dataclasses import asdict
 
-from clover_local.cli import console, effects, sessions, turns
-from clover_local.cli.preferences import WATCH, shown
+from clover_local.cli import console, sessions, setting, thinking, turns
+from clover_local.cli.preferences import THINKING, WATCH
 from clover_local.cli.status import offload_rows, size, stats_rows
 from clover_local.cli.talk import ChatState, Command, choice
-from clover_local.decoding.keys import KEYS, MODES
-from clover_local.decoding.settings import DEFAULT, known_key
+from clover_local.decoding.keys import MODES
 from clover_local.errors import SettingsError
-
-THINK = {"on": True, "off": False, "auto": None}
 
 
 def execute(line: str, chat: ChatState) -> None:
@@ -22,20 +19,31 @@ def execute(line: str, chat: ChatState) -> None:
         EOFError: the command was `/exit`.
     """
     name, argument = [*line.split(maxsplit=1), ""][:2]
-    command = COMMANDS.get(name)
-    if command is None:
-        near = difflib.get_close_matches(name, COMMANDS, n=1, cutoff=0.5)
-        remedy = f"did you mean {near[0]}?" if near else "/help lists all"
-        raise SettingsError(
-            f"unknown command {name}: {remedy} (a leading space sends it as a question)"
-        )
-    command.run(chat, argument.strip())
+    if name not in COMMANDS:
+        raise SettingsError(f"{_unknown(name)} (a leading space sends it as a question)")
+    command, argument = COMMANDS[name], argument.strip()
+    if argument and " " not in command.usage:
+        raise SettingsError(f"{name} takes nothing after it: {argument!r} is too much")
+    command.run(chat, argument)
+
+
+def _unknown(name: str) -> str:
+    near = difflib.get_close_matches(name, COMMANDS, n=1, cutoff=0.5)
+    return f"unknown command {name}: {f'did you mean {near[0]}?' if near else '/help lists all'}"
 
 
 def _help(chat: ChatState, argument: str) -> None:
+    if argument:
+        name = f"/{argument.removeprefix('/')}"
+        if name not in COMMANDS:
+            raise SettingsError(_unknown(name))
+        command = COMMANDS[name]
+        console.show_table(command.usage, [(command.help,), *((more,) for more in command.more)])
+        return
     console.show_table("Commands", [(command.usage, command.help) for command in COMMANDS.values()])
     console.text(
-        'Alt-Enter or """ makes a question of several lines; Ctrl-R searches earlier ones;'
+        'Alt-Enter or """ makes a question of several lines; Ctrl-O opens it in $EDITOR; '
+        "Ctrl-R searches earlier ones; Tab completes commands, keys, values and files."
     )
     console.text("Ctrl-C stops an answer, and what was written of it stays in the conversation.")
 
@@ -51,38 +59,6 @@ def _system(chat: ChatState, argument: str) -> None:
         chat.conversation.system = None if argument == "none" else argument
         chat.sources["system"] = "/system"
     console.text(f"system: {chat.conversation.system or 'none'}")
-
-
-def _set(chat: ChatState, argument: str) -> None:
-    key, value = [*argument.replace("=", " ", 1).split(maxsplit=1), "", ""][:2]
-    if not value.strip():
-        raise SettingsError(
-            "/set takes a key and a value, such as /set threshold 0.8; /show lists the keys"
-        )
-    chat.resolved = chat.resolved.with_value(key, value)
-    chat.conversation.generator.settings = chat.resolved.settings
-    name = known_key(key)
-    console.text(f"{name} = {shown(getattr(chat.resolved.settings, name))}")
-    if name == "temperature" and chat.resolved.settings.temperature > 0:
-        console.note(f"seed {chat.resolved.settings.seed}")
-    for _, why in effects.without_effect([name], chat.resolved.settings):
-        console.note(f"note: {name} has no effect {why}")
-
-
-def _show(chat: ChatState, argument: str) -> None:
-    session = chat.session
-    own = {
-        "system": chat.conversation.system or "none",
-        "think": _word(chat.conversation.thinking),
-        "watch": chat.watch,
-        "model": session.opened.folder,
-        "context": session.context,
-        "device": session.device,
-        "dtype": session.dtype,
-    }
-    rows = [(key, shown(value), source) for key, value, source in chat.resolved.rows()]
-    rows += [(key, str(value), chat.sources.get(key, DEFAULT)) for key, value in own.items()]
-    console.show_table("Settings: value, and where it came from", rows)
 
 
 def _stats(chat: ChatState, argument: str) -> None:
@@ -114,22 +90,6 @@ def _cache(chat: ChatState, argument: str) -> None:
         console.show_table("Experts on the device", offload_rows(stats))
 
 
-def _think(chat: ChatState, argument: str) -> None:
-    if argument:
-        chat.conversation.thinking = THINK[choice("/think", argument, tuple(THINK))]
-        chat.sources["think"] = "/think"
-        if not chat.conversation.tokenizer.can_think:
-            console.note("note: /think has no effect: the chat template has no switch for it")
-    console.text(f"think: {_word(chat.conversation.thinking)}")
-
-
-def _mode(chat: ChatState, argument: str) -> None:
-    if argument:
-        _set(chat, f"mode {argument}")
-    else:
-        console.text(f"mode: {chat.resolved.settings.mode}")
-
-
 def _watch(chat: ChatState, argument: str) -> None:
     if argument:
         chat.watch = choice("/watch", argument, WATCH)
@@ -141,21 +101,30 @@ def _exit(chat: ChatState, argument: str) -> None:
     raise EOFError
 
 
-def _word(thinking: bool | None) -> str:
-    return next(word for word, value in THINK.items() if value is thinking)
-
-
-COMMANDS = {
-    "/help": Command("/help", "this list", _help),
+COMMANDS: dict[str, Command] = {
+    "/help": Command(
+        "/help [COMMAND]", "this list, or more on one of them", _help, lambda typed: COMMANDS
+    ),
     "/new": Command("/new", "forget the conversation; the system prompt stays", _new),
-    "/regen": Command("/regen", "answer the last question again", turns.regen),
+    "/regen": Command(
+        "/regen",
+        "answer the last question again",
+        turns.regen,
+        more=("With a temperature above 0 it takes the next seed; without, the same text again.",),
+    ),
     "/undo": Command("/undo", "take the last question and its answer back", turns.undo),
-    "/edit": Command("/edit", "change the last question in $EDITOR, and ask it", turns.edit),
+    "/edit": Command(
+        "/edit",
+        "change the last question in $EDITOR, and ask it",
+        turns.edit,
+        more=("$VISUAL comes first; without either it is vi. Unchanged, nothing is asked.",),
+    ),
     "/read": Command(
         "/read FILE",
         "a text before the next question; `none`: no",
         turns.read,
         turns.paths,
+        more=("Several files go in the order read; without FILE: how much waits.",),
     ),
     "/copy": Command("/copy", "the last answer to the clipboard (OSC 52)", turns.copy),
     "/save": Command(
@@ -169,17 +138,47 @@ COMMANDS = {
     "/system": Command(
         "/system TEXT", "set the system prompt; `none` removes it", _system, ("none",)
     ),
-    "/set": Command("/set KEY VALUE", "change a setting", _set, tuple(KEYS)),
-    "/show": Command("/show", "every setting, its value, and where it came from", _show),
+    "/set": Command(
+        "/set KEY VALUE",
+        "change a setting",
+        setting.set_,
+        setting.keys_and_values,
+        more=(
+            "/set: what was changed. /set KEY: its value, and what it takes.",
+            "/set KEY default: the model's own value again.",
+        ),
+    ),
+    "/show": Command(
+        "/show [KEY]",
+        "every setting, its value, and where it came from",
+        setting.show,
+        setting.shown_keys,
+    ),
     "/stats": Command("/stats", "speed of the last answer, size of the state", _stats),
     "/cache": Command(
         "/cache [N]", "the experts on the device; with N: so many slots from now on", _cache
     ),
-    "/think": Command("/think on|off|auto", "think before answering", _think, tuple(THINK)),
+    "/think": Command(
+        "/think on|off|auto|N",
+        "think before answering; for N tokens at most",
+        thinking.think,
+        tuple(thinking.THINK),
+        more=(
+            "auto leaves it to the chat template.",
+            "N sets think_end_start to N, think_end_bias and think_end_window to values that make",
+            "the end certain there, and in_block_repetition, so that it comes once.",
+        ),
+    ),
+    "/thinking": Command(
+        "/thinking [show|fold]",
+        "what the last answer thought; or show it dimmed, or folded to a line",
+        thinking.thinking,
+        THINKING,
+    ),
     "/mode": Command(
         "/mode denoise|ar|draft|auto",
         "block diffusion, one token a forward, verified drafts, or the fastest of these",
-        _mode,
+        setting.mode,
         MODES,
     ),
     "/watch": Command(

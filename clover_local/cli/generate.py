@@ -11,6 +11,7 @@ import typer
 
 from clover_local.cli import console, effects, start
 from clover_local.cli import options as o
+from clover_local.cli.budget import thinks
 from clover_local.cli.heat import colour, legend
 from clover_local.cli.interrupt import INTERRUPTED, follow
 from clover_local.cli.prompts import messages, parse_ids, read_prompt
@@ -56,6 +57,7 @@ def generate(
     raw: RawOpt = False,
     system: o.SystemOpt = None,
     think: o.ThinkOpt = None,
+    think_budget: o.ThinkBudgetOpt = None,
     context: o.ContextOpt = None,
     device: o.DeviceOpt = None,
     dtype: o.DtypeOpt = None,
@@ -73,6 +75,7 @@ def generate(
             why = "with --json" if as_json else "where stdout shows no colours"
             effects.report([("heat", why)], strict=strict)
         heat = False
+    thinking = thinks(think, think_budget)
     text, ids = _prompt(prompt, file=file, prompt_ids=prompt_ids, raw=raw)
     template_flags = o.flags_of(call, "system", "think") | ({"raw": raw} if raw and ids else {})
     bypass = "--prompt-ids" if ids else "--raw" if raw else None
@@ -82,10 +85,11 @@ def generate(
         origins=origins,
         template_flags=template_flags,
         bypass=bypass,
+        think_budget=think_budget,
         strict=strict,
     )
     if not raw and not ids:
-        text = opened.tokenizer.render(messages(text, system=system), enable_thinking=think)
+        text = opened.tokenizer.render(messages(text, system=system), enable_thinking=thinking)
     with start.trace(opened, trace) as tracing:
         session = start.load(
             opened,

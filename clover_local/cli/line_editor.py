@@ -12,7 +12,8 @@ from prompt_toolkit.filters import is_searching
 from prompt_toolkit.history import FileHistory, History, InMemoryHistory
 from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
 
-from clover_local.cli import console
+from clover_local.cli import console, failures
+from clover_local.cli.editor import edited
 from clover_local.cli.lines import unquote
 
 Choices = Mapping[str, Sequence[str] | Callable[[str], Iterable[str]]]
@@ -20,7 +21,7 @@ Choices = Mapping[str, Sequence[str] | Callable[[str], Iterable[str]]]
 
 
 class CommandCompleter(Completer):
-    """Completes slash commands, and the first argument of those that have values for it."""
+    """Completes slash commands and their arguments, where these are known or can be found."""
 
     def __init__(self, choices: Choices) -> None:
         self._choices = choices
@@ -34,9 +35,11 @@ class CommandCompleter(Completer):
         command, space, argument = text.partition(" ")
         values = self._choices.get(command, ()) if space else tuple(self._choices)
         typed = argument if space else command
+        done = len(typed) - len(typed.rpartition(" ")[2])  # words before the one at the cursor
         for candidate in values(typed) if callable(values) else values:
             if candidate.startswith(typed):
-                yield Completion(candidate, start_position=-len(typed))
+                shown = candidate[done:]
+                yield Completion(candidate, start_position=-len(typed), display=shown)
 
 
 class LineEditor:
@@ -106,6 +109,21 @@ def _bindings() -> KeyBindings:
 
     @bindings.add("c-o")
     def _(event: KeyPressEvent) -> None:
-        event.current_buffer.open_in_editor()
+        # Not as a task of its own: keys that are typed ahead come after the editor.
+        app, buffer = event.app, event.current_buffer
+        app.renderer.erase()
+        with app.input.detach(), app.input.cooked_mode():
+            buffer.document = Document(_edited(buffer.text))
+        app.renderer.reset()
+        app.renderer.request_absolute_cursor_position()
 
     return bindings
+
+
+def _edited(text: str) -> str:
+    """`text` as the user's editor leaves it; as it was, where that fails."""
+    try:
+        return edited(text)
+    except Exception as error:  # a full disk as well: the line is not lost
+        failures.report(error)
+        return text

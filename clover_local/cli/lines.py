@@ -3,9 +3,10 @@
 from collections.abc import Iterator
 from typing import BinaryIO
 
-from clover_local.cli.prompts import decode
+from clover_local.errors import SettingsError
 
 QUOTES = '"""'
+BYTE_ORDER_MARK = "\ufeff"
 
 
 def unquote(text: str) -> str | None:
@@ -21,15 +22,29 @@ def unquote(text: str) -> str | None:
 def questions(stream: BinaryIO) -> Iterator[str]:
     """The questions in a pipe, in order; quotes that are open at its end are closed there.
 
-    Raises:
-        SettingsError: a line that is no UTF-8.
+    Bytes that are no UTF-8 become surrogates, as a terminal's do: see `require_unicode`.
     """
     pending = ""
     for line in stream:
-        pending += decode(line, "stdin")
+        pending += line.decode(errors="surrogateescape").removeprefix(BYTE_ORDER_MARK)
         question = unquote(pending)
         if question is not None:
             yield question.rstrip("\r\n")
             pending = ""
     if pending:
         yield pending.strip().removeprefix(QUOTES).strip("\n")
+
+
+def require_unicode(text: str, source: str) -> None:
+    """Makes sure that `text` came from UTF-8.
+
+    Raises:
+        SettingsError: it holds surrogates.
+    """
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        byte = len(text[: error.start].encode())
+        raise SettingsError(
+            f"{source} is not UTF-8 (byte {byte}): convert it first, e.g. with iconv"
+        ) from None

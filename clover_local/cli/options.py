@@ -78,6 +78,10 @@ ThinkOpt: TypeAlias = Annotated[
         "--think/--no-think", help="Think before answering, where the template can switch it."
     ),
 ]
+ThinkBudgetOpt: TypeAlias = Annotated[
+    int | None,
+    typer.Option(min=1, metavar="N", help="Think before answering, for N tokens at most."),
+]
 ContextOpt: TypeAlias = Annotated[
     int | None, typer.Option(min=1, metavar="N", help="Most tokens of prompt and answer together.")
 ]

@@ -25,6 +25,7 @@ FILE_VARIABLE = "CLOVER_CONFIG"
 NO_SETTINGS = (FILE_VARIABLE, "CLOVER_DEBUG", "CLOVER_KERNELS")
 """Variables that are read elsewhere."""
 WATCH = ("off", "block", "heat")
+THINKING = ("show", "fold")
 
 
 def _text(expects: str, help: str) -> Key:
@@ -64,6 +65,7 @@ OWN_KEYS: dict[str, Key] = {
     "model": _text("a folder, a .gguf file, a hub id or demo", "chat: the model without MODEL."),
     "system": _text("a text", "System prompt."),
     "think": switch("Think before answering, where the template can switch it."),
+    "think_budget": whole(1).named("N", "Think, and end it after N tokens of the answer."),
     "context": whole(1).named("N", "Most tokens of prompt and answer together."),
     "device": choice(DEVICES, "Where to run; default: cuda where there is one."),
     "dtype": choice(DTYPES, "Default: float32 on cpu, bfloat16 on cuda."),

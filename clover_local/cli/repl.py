@@ -7,10 +7,11 @@ from contextlib import contextmanager
 from clover_local.chat import AnswerStream, Piece
 from clover_local.cli import commands, console, failures
 from clover_local.cli.interrupt import follow
-from clover_local.cli.lines import questions
+from clover_local.cli.lines import questions, require_unicode
 from clover_local.cli.live import AnswerView
 from clover_local.cli.status import ending, status_line
 from clover_local.cli.talk import ChatState
+from clover_local.cli.writer import Writer
 from clover_local.decoding.events import Event, PassDone, PromptProgress
 from clover_local.errors import CloverError
 
@@ -29,6 +30,7 @@ def converse(chat: ChatState) -> None:
         except EOFError:
             return
         try:
+            require_unicode(line, "what was typed")
             if line.startswith("/"):
                 commands.execute(line, chat)
             elif line.strip():
@@ -50,6 +52,7 @@ def converse_plainly(chat: ChatState) -> bool:
     all_well, chat.show = True, show_plainly
     for line in questions(sys.stdin.buffer):
         try:
+            require_unicode(line, "stdin")
             if line.startswith("/"):
                 commands.execute(line, chat)
             elif line.strip():
@@ -64,16 +67,20 @@ def converse_plainly(chat: ChatState) -> bool:
 
 def show_live(chat: ChatState, events: AnswerStream) -> None:
     """One answer with the active block in view, and a line on what it cost."""
-    settings = chat.resolved.settings
+    writer = Writer(console.write)
     view = AnswerView(
-        chat.conversation.tokenizer.decode, mask_token_id=settings.mask_token_id, watch=chat.watch
+        chat.conversation.tokenizer.decode,
+        writer,
+        mask_token_id=chat.resolved.settings.mask_token_id,
+        watch=chat.watch,
+        thinking=chat.thinking,
     )
 
     def show(event: Event | Piece) -> None:
         if isinstance(event, Piece):
             view.add(event)
         elif isinstance(event, PassDone):
-            view.show_block(event)
+            view.show_block(event, thinking=chat.conversation.is_thinking)
         elif isinstance(event, PromptProgress):
             view.show_prompt(event)
 
@@ -82,6 +89,7 @@ def show_live(chat: ChatState, events: AnswerStream) -> None:
             follow(events, show)
         finally:
             view.close()
+            writer.close()
     chat.last = chat.conversation.generator.result
     if chat.last is not None:
         console.text(status_line(chat.last), dim=True)

@@ -16,6 +16,7 @@ from typing import Any
 
 from clover_local.chat import Conversation
 from clover_local.cli import console, start
+from clover_local.cli.preferences import THINKING, WATCH
 from clover_local.cli.prompts import messages as ask
 from clover_local.cli.talk import ChatState
 from clover_local.cli.turns import paths
@@ -51,6 +52,7 @@ def save(chat: ChatState, argument: str) -> None:
         "messages": talk.messages,
         "token_ids": list(talk.generator.state.committed.tokens),
         "settings": _given(chat.resolved),
+        "view": {"thinking": chat.thinking, "watch": chat.watch},
     }
     try:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -68,13 +70,14 @@ def load(chat: ChatState, argument: str) -> None:
     path, talk = _path("/load", argument), chat.conversation
     content = _read(path)
     opened = chat.session.opened
-    chat.resolved = resolve(
-        opened.config, opened.generation, content["settings"], source=f"session {argument}"
-    )
-    talk.generator.settings = chat.resolved.settings
+    source = f"session {argument}"
+    chat.use(resolve(opened.config, opened.generation, content["settings"], source=source))
     talk.messages = content["messages"]
     talk.system, talk.thinking = content["system"], content["thinking"]
-    chat.sources |= dict.fromkeys(("system", "think"), f"session {argument}")
+    chat.sources |= dict.fromkeys(("system", "think"), source)
+    if content["view"] is not None:
+        chat.thinking, chat.watch = content["view"]
+        chat.sources |= dict.fromkeys(("thinking", "watch"), source)
     chat.last = None
     console.text(f"{argument}: {len(talk.messages) // 2} turns, saved {content['saved']}")
     if content["model"] != opened.name:
@@ -203,6 +206,7 @@ def _read(path: Path) -> dict[str, Any]:
             "thinking": None if thinking is None else as_flag(thinking),
             "messages": _messages(content["messages"]),
             "settings": as_object(content["settings"]),
+            "view": _view(content["view"]) if "view" in content else None,
         }
     except FileNotFoundError:
         known = ", ".join(names()) or "none"
@@ -212,6 +216,14 @@ def _read(path: Path) -> dict[str, Any]:
     except (ValueError, TypeError, KeyError, RecursionError) as error:
         why = " ".join(str(error).split())
         raise SessionError(f"{path} is no session, or damaged ({why}): remove it") from None
+
+
+def _view(value: Any) -> tuple[str, str]:
+    """How thinking and the active block appear."""
+    thinking, watch = (as_text(as_object(value)[key]) for key in ("thinking", "watch"))
+    if thinking not in THINKING or watch not in WATCH:
+        raise ValueError(f"a view {thinking!r}, {watch!r}")
+    return thinking, watch
 
 
 def _messages(value: Any) -> list[Any]:

@@ -18,6 +18,7 @@ class ChatState:
     conversation: Conversation
     resolved: ResolvedSettings
     watch: str = "block"
+    thinking: str = "show"
     last: GenerationResult | None = None
     sources: dict[str, str] = field(default_factory=dict)
     """Where what is no field of `Settings` came from (`system`, `device`, ...); or default."""
@@ -27,6 +28,11 @@ class ChatState:
     """Shows an answer while it is made; None: in silence."""
     load: Callable[[OpenModel, ResolvedSettings], Session] | None = None
     """Loads the weights of another model, with the flags of this chat."""
+
+    def use(self, resolved: ResolvedSettings) -> None:
+        """Makes these the settings of the next answer."""
+        self.resolved = resolved
+        self.conversation.generator.settings = resolved.settings
 
     def answer(self, events: AnswerStream) -> None:
         """Makes an answer, and shows it."""
@@ -45,12 +51,17 @@ class ChatState:
 
 @dataclass(frozen=True)
 class Command:
-    """One slash command; `choices` are the values that it takes first, or finds them."""
+    """One slash command.
+
+    `choices` are the values that it takes, or finds them; `more` is what `/help COMMAND` adds. A
+    usage of one word takes no argument.
+    """
 
     usage: str
     help: str
     run: Callable[[ChatState, str], None]
     choices: tuple[str, ...] | Callable[[str], Iterable[str]] = ()
+    more: tuple[str, ...] = ()
 
 
 def choice(command: str, argument: str, choices: tuple[str, ...]) -> str:

@@ -5,15 +5,12 @@ state goes back to the checkpoint where the last question begins.
 """
 
 import base64
-import os
-import shlex
-import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 from clover_local.cli import console
+from clover_local.cli.editor import edited
 from clover_local.cli.prompts import decode
 from clover_local.cli.talk import ChatState
 from clover_local.errors import SettingsError
@@ -30,8 +27,7 @@ def regen(chat: ChatState, argument: str) -> None:
     settings = chat.resolved.settings
     if chat.conversation.messages and settings.temperature > 0:
         seed = (settings.seed + 1) % 2**64
-        chat.resolved = chat.resolved.with_values({"seed": seed}, source="/regen")
-        chat.conversation.generator.settings = chat.resolved.settings
+        chat.use(chat.resolved.with_values({"seed": seed}, source="/regen"))
         console.note(f"seed {seed}")
     elif chat.conversation.messages:
         console.note("note: at temperature 0 only a changed setting changes the answer")
@@ -53,29 +49,6 @@ def edit(chat: ChatState, argument: str) -> None:
         console.note("the question is as it was; nothing was asked")
         return
     chat.answer(chat.conversation.ask_again(after))
-
-
-def edited(text: str) -> str:
-    """`text` after the user changed it in `$VISUAL` or `$EDITOR`, without a last newline.
-
-    Raises:
-        SettingsError: no editor, or one that failed; text that is no UTF-8.
-    """
-    command = os.environ.get("VISUAL") or os.environ.get("EDITOR") or "vi"
-    with tempfile.TemporaryDirectory(prefix="clover-local-") as folder:
-        path = Path(folder) / "question.txt"
-        path.write_bytes(text.encode(errors="replace") + b"\n")
-        try:
-            done = subprocess.run([*shlex.split(command), str(path)], check=False)
-        except (OSError, ValueError) as error:
-            raise SettingsError(
-                f"the editor {command!r} cannot be started ({error}): set EDITOR to another"
-            ) from None
-        if done.returncode != 0:
-            raise SettingsError(
-                f"the editor {command!r} ended with code {done.returncode}: nothing was asked"
-            )
-        return decode(path.read_bytes(), "the edited question").rstrip("\r\n")
 
 
 def read(chat: ChatState, argument: str) -> None:

@@ -34,7 +34,8 @@ Kind = type[int] | type[float] | type[str] | type[bool]
 class Key:
     """One setting: `convert` takes a typed value or its text.
 
-    `kind` is what a flag's text is read as, `metavar` and `help` are what `--help` says of it.
+    `kind` is what a flag's text is read as, `metavar` and `help` are what `--help` says of it,
+    `values` are all that it takes where these are few.
     """
 
     expects: str
@@ -43,6 +44,7 @@ class Key:
     kind: Kind = str
     metavar: str = ""
     help: str = ""
+    values: tuple[str, ...] = ()
 
     def named(self, metavar: str, help: str) -> "Key":
         """The same key with its line of `--help`."""
@@ -57,7 +59,8 @@ def choice(names: tuple[str, ...], help: str) -> Key:
             raise ValueError
         return str(value)
 
-    return Key("one of " + ", ".join(names), convert, metavar="|".join(names), help=help)
+    takes = "one of " + ", ".join(names)
+    return Key(takes, convert, metavar="|".join(names), help=help, values=names)
 
 
 def switch(help: str) -> Key:
@@ -72,7 +75,7 @@ def switch(help: str) -> Key:
             raise ValueError
         return SWITCH[value.lower()]
 
-    return Key("on or off", convert, kind=bool, help=help)
+    return Key("on or off", convert, kind=bool, help=help, values=("on", "off"))
 
 
 def whole(
@@ -100,7 +103,8 @@ def _width() -> Key:
             raise ValueError
         return number
 
-    return Key("one of " + ", ".join(map(str, DRAFT_WIDTHS)), convert, kind=int)
+    widths = tuple(map(str, DRAFT_WIDTHS))
+    return Key("one of " + ", ".join(widths), convert, kind=int, values=widths)
 
 
 def _number(

@@ -6,7 +6,7 @@ because they are part of the model. Needs no torch: flags are checked before wei
 """
 
 import difflib
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -20,6 +20,8 @@ DEFAULT = "default"
 FLAG = "flag"
 FROM_CONFIG = "config.json"
 FROM_GENERATION = "generation_config.json"
+CERTAIN_BIAS = 100.0
+"""Logits that no other token is ahead by."""
 OF_MODEL = (DEFAULT, FROM_CONFIG, FROM_GENERATION)
 """Places of values that no user gave."""
 
@@ -122,9 +124,15 @@ class Settings:
         )
 
     @property
+    def ends_thinking_once(self) -> bool:
+        """Whether a bias makes the end of the thinking certain, in many rows of a pass at once."""
+        return self.think_end_token_id is not None and self.think_end_bias >= CERTAIN_BIAS
+
+    @property
     def defers_rows(self) -> bool:
         """Whether a row that the rule accepts may have to wait."""
-        return self.in_block_repetition or self.no_repeat_ngram > 0 or self.eos_order
+        wanted = (self.in_block_repetition, self.no_repeat_ngram, self.eos_order)
+        return any(wanted) or self.ends_thinking_once
 
     @property
     def plain_threshold(self) -> bool:
@@ -182,6 +190,12 @@ class ResolvedSettings:
         settings = replace(self.settings, **changes)
         _refuse_without_effect(settings, changes, sources)
         return ResolvedSettings(settings, sources)
+
+    def reset(self, keys: Collection[str], *, to: "ResolvedSettings") -> "ResolvedSettings":
+        """The same settings with the values and sources that `keys` have in `to`."""
+        values = {key: getattr(to.settings, key) for key in keys}
+        sources = {key: to.sources[key] for key in keys}
+        return ResolvedSettings(replace(self.settings, **values), {**self.sources, **sources})
 
     def rows(self) -> list[tuple[str, object, str]]:
         """(key, value, source) for each of `KEYS`, in their order: what `/show` prints."""

@@ -43,6 +43,15 @@ def test_lines_of_a_pipe_are_questions(run: Call, golden_folder: Path) -> None:
     assert outcome.out.count("\n") >= 2
 
 
+def test_a_line_that_is_no_utf_8_leaves_the_others_alone(run: Call, golden_folder: Path) -> None:
+    lines = b"one\nb\xe9ta\ntwo\n"
+    outcome = run("chat", str(golden_folder), "--quiet", "--max-new-tokens", "1", stdin=lines)
+    assert outcome.code == 1
+    assert outcome.err.count("\n") == 1
+    assert "stdin is not UTF-8 (byte 1)" in outcome.err
+    assert outcome.out.count("\n") >= 2
+
+
 def test_a_failed_line_is_code_1(run: Call, golden_folder: Path) -> None:
     outcome = run("chat", str(golden_folder), stdin=b"/nonsense\n")
     assert outcome.code == 1

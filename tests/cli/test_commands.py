@@ -4,8 +4,9 @@ import pytest
 
 from clover_local.cli.commands import COMMANDS, execute
 from clover_local.cli.talk import ChatState
-from clover_local.decoding.keys import KEYS
 from clover_local.errors import SettingsError
+
+ALL = [*COMMANDS.items()]
 
 
 def say(line: str, chat: ChatState, capsys: pytest.CaptureFixture[str]) -> str:
@@ -34,38 +35,23 @@ def test_exit_ends_like_the_end_of_input(chat: ChatState) -> None:
 
 
 @pytest.mark.parametrize(
-    "line", ["/set threshold 0.5", "/set\tthreshold = 0.5", "/set  --threshold  0.5 "]
-)
-def test_set_changes_the_next_run(
-    chat: ChatState, capsys: pytest.CaptureFixture[str], line: str
-) -> None:
-    assert say(line, chat, capsys) == "threshold = 0.5\n"
-    assert chat.conversation.generator.settings.threshold == 0.5
-    shown = say("/show", chat, capsys).splitlines()
-    assert any(row.split() == ["threshold", "0.5", "/set"] for row in shown)
-
-
-def test_drawing_says_its_seed(chat: ChatState, capsys: pytest.CaptureFixture[str]) -> None:
-    assert "seed 0" in say("/set temperature 0.7", chat, capsys)
-    assert "seed" not in say("/set temperature 0", chat, capsys)
-
-
-def test_set_says_when_a_key_has_no_effect(
-    chat: ChatState, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert "top_p has no effect at temperature 0" in say("/set top-p 0.5", chat, capsys)
-
-
-@pytest.mark.parametrize(
     ("line", "words"),
     [
-        ("/set", "key and a value"),
-        ("/set threshold", "key and a value"),
+        ("/set treshold", "did you mean threshold"),
+        ("/set treshold default", "did you mean threshold"),
         ("/set treshold 1", "did you mean threshold"),
         ("/set threshold two", "from 0 to 1"),
         ("/mode drafts", "denoise, ar"),
         ("/watch tv", "off, block, heat"),
         ("/think maybe", "on, off, auto"),
+        ("/think 0", "leaves no token"),
+        ("/think -5", "number of tokens"),
+        ("/thinking hide", "show, fold"),
+        ("/show thinkng", "did you mean thinking"),
+        ("/show treshold", "did you mean threshold"),
+        ("/help shwo", "did you mean /show"),
+        ("/new topic", "takes nothing after it"),
+        ("/exit now", "takes nothing after it"),
     ],
 )
 def test_a_wrong_argument_changes_nothing(chat: ChatState, line: str, words: str) -> None:
@@ -76,24 +62,6 @@ def test_a_wrong_argument_changes_nothing(chat: ChatState, line: str, words: str
     assert chat.watch == "block"
 
 
-def test_show_has_every_setting_with_its_source(
-    chat: ChatState, capsys: pytest.CaptureFixture[str]
-) -> None:
-    chat.sources["device"] = "flag"
-    rows = {row.split()[0]: row.split()[-1] for row in say("/show", chat, capsys).splitlines()}
-    assert rows.keys() >= {*KEYS, "system", "think", "watch", "model", "context", "device", "dtype"}
-    assert rows["max_new_tokens"] == "flag"
-    assert rows["threshold"] == "config.json"
-    assert rows["temperature"] == "default"
-    assert rows["device"] == "flag"
-
-
-def test_mode_is_a_setting(chat: ChatState, capsys: pytest.CaptureFixture[str]) -> None:
-    assert say("/mode", chat, capsys) == "mode: denoise\n"
-    say("/mode ar", chat, capsys)
-    assert chat.conversation.generator.settings.mode == "ar"
-
-
 def test_system_is_set_shown_and_removed(
     chat: ChatState, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -102,16 +70,6 @@ def test_system_is_set_shown_and_removed(
     assert say("/system", chat, capsys) == "system: Be  brief.\n"
     assert say("/system none", chat, capsys) == "system: none\n"
     assert chat.conversation.system is None
-
-
-def test_think_says_when_the_template_has_no_switch(
-    chat: ChatState, capsys: pytest.CaptureFixture[str]
-) -> None:
-    said = say("/think on", chat, capsys)
-    assert chat.conversation.thinking is True
-    assert "no effect" in said
-    say("/think auto", chat, capsys)
-    assert chat.conversation.thinking is None
 
 
 def test_watch_is_changed(chat: ChatState, capsys: pytest.CaptureFixture[str]) -> None:
@@ -153,6 +111,12 @@ def test_cache_shows_what_it_did_and_changes_its_size(
     for line, words in (("/cache 99", "4 to 32"), ("/cache many", "a number of slots")):
         with pytest.raises(SettingsError, match=words):
             execute(line, chat)
+
+
+def test_help_on_a_command_says_more(chat: ChatState, capsys: pytest.CaptureFixture[str]) -> None:
+    assert "/set KEY default" in say("/help set", chat, capsys)
+    assert say("/help /set", chat, capsys) == say("/help set", chat, capsys)
+    assert all(command.help in say(f"/help {name}", chat, capsys) for name, command in ALL)
 
 
 def test_new_forgets_the_conversation(chat: ChatState, capsys: pytest.CaptureFixture[str]) -> None:

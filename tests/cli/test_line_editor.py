@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 from prompt_toolkit.application import create_app_session
-from prompt_toolkit.buffer import Buffer
 from prompt_toolkit.completion import CompleteEvent
 from prompt_toolkit.document import Document
 from prompt_toolkit.input import create_pipe_input
@@ -53,6 +52,13 @@ def test_commands_and_their_values_are_completed(text: str, completions: list[st
     assert [completion.text for completion in found] == completions
 
 
+def test_a_completion_shows_the_word_at_the_cursor_only() -> None:
+    completer = CommandCompleter({"/set": lambda typed: ["mode ar", "mode auto"]})
+    found = list(completer.get_completions(Document("/set mode a"), CompleteEvent()))
+    assert [completion.display_text for completion in found] == ["ar", "auto"]
+    assert [completion.text for completion in found] == ["mode ar", "mode auto"]
+
+
 def test_values_that_are_found_while_typing_are_completed() -> None:
     completer = CommandCompleter({"/load": lambda typed: [typed + "1", "other"]})
     found = completer.get_completions(Document("/load maths"), CompleteEvent())
@@ -60,12 +66,24 @@ def test_values_that_are_found_while_typing_are_completed() -> None:
 
 
 def test_ctrl_o_opens_the_editor(
-    typed: Callable[[str], str], monkeypatch: pytest.MonkeyPatch
+    typed: Callable[[str], str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    opened: list[str] = []
-    monkeypatch.setattr(Buffer, "open_in_editor", lambda buffer: opened.append(buffer.text))
-    assert typed("some\x0f text\r") == "some text"
-    assert opened == ["some"]
+    script = tmp_path / "editor"
+    script.write_text("#!/bin/sh\nsed -i s/some/another/ $1\n")
+    script.chmod(0o755)
+    monkeypatch.delenv("VISUAL", raising=False)
+    monkeypatch.setenv("EDITOR", str(script))
+    assert typed("some text\x0f\r") == "another text"
+
+
+def test_an_editor_that_fails_leaves_the_line_as_it_was(
+    typed: Callable[[str], str],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setenv("VISUAL", "/no/such/editor")
+    assert typed("some text\x0f\r") == "some text"
+    assert "set EDITOR to another" in capsys.readouterr().err
 
 
 def test_enter_sends_a_line(typed: Callable[[str], str]) -> None:

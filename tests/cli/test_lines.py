@@ -4,7 +4,7 @@ import io
 
 import pytest
 
-from clover_local.cli.lines import questions, unquote
+from clover_local.cli.lines import questions, require_unicode, unquote
 from clover_local.errors import SettingsError
 
 
@@ -22,10 +22,11 @@ def test_quotes_that_are_open_at_the_end_are_closed_there() -> None:
 
 
 def test_a_line_that_is_no_utf_8_is_named() -> None:
-    lines = questions(io.BytesIO(b"fine\n\xff\xfe\n"))
-    assert next(lines) == "fine"
-    with pytest.raises(SettingsError, match="stdin is not UTF-8"):
-        next(lines)
+    fine, broken, after = questions(io.BytesIO(b"fine\n\xc3\xa9 \xff\xfe\nafter\n"))
+    assert (fine, after) == ("fine", "after")
+    require_unicode(fine, "stdin")
+    with pytest.raises(SettingsError, match=r"stdin is not UTF-8 \(byte 3\)"):
+        require_unicode(broken, "stdin")
 
 
 @pytest.mark.parametrize(

@@ -4,14 +4,16 @@ import os
 import random
 import re
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
+from itertools import count
 from typing import Any
 
 import pytest
 
 from clover_local.chat import Piece
 from clover_local.cli import console
-from clover_local.cli.live import AnswerView, Throttle
+from clover_local.cli.live import AnswerView, advance, step
+from clover_local.cli.writer import Output, Throttle
 from clover_local.decoding.events import PassDone, PromptProgress
 from clover_local.decoding.result import Fixed
 
@@ -23,16 +25,26 @@ WORDS = ["a", "bc", "déf", "漢字", "\n", "-" * 7, "🙂", "x\ny", ""]
 
 
 class Screen:
-    """Rows of cells; knows what the view writes: text, CR, LF, cursor up and right, erase below."""
+    """Rows of cells; knows what the view writes: text, CR, LF, cursor up, save, restore, erase."""
 
     def __init__(self, width: int) -> None:
         self.width = width
         self.rows: list[list[str]] = [[]]
         self.row = self.column = 0
+        self.saved = (0, 0)
+
+    @property
+    def idle(self) -> bool:
+        return True
+
+    def send(self, text: str) -> None:
+        self.write(text)
 
     def write(self, text: str) -> None:
-        for part in re.findall(r"\x1b\[\d*[A-Za-z]|.", text, flags=re.DOTALL):
-            if part.startswith("\x1b"):
+        for part in re.findall(r"\x1b\[\d*[A-Za-z]|\x1b[78D]|.", text, flags=re.DOTALL):
+            if part in ("\x1b7", "\x1b8", "\x1bD"):
+                self._place(part[-1])
+            elif part.startswith("\x1b"):
                 self._control(int(part[2:-1] or 1), part[-1])
             elif part == "\r":
                 self.column = 0
@@ -45,12 +57,18 @@ class Screen:
             while self.row >= len(self.rows):
                 self.rows.append([])
 
+    def _place(self, kind: str) -> None:
+        if kind == "7":
+            self.saved = (self.row, self.column)
+        elif kind == "8":
+            self.row, self.column = self.saved
+        else:
+            self.row += 1
+
     def _control(self, count: int, kind: str) -> None:
         if kind == "A":
             assert self.row >= count, "moved above the first line"
             self.row -= count
-        elif kind == "C":
-            self.column = min(self.column + count, self.width - 1)
         elif kind == "J":
             del self.rows[self.row + 1 :]
             del self.rows[self.row][self.column :]
@@ -84,21 +102,28 @@ def screen(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Screen]:
         terminal = Screen(width)
         size = os.terminal_size((width, height))
         monkeypatch.setattr(shutil, "get_terminal_size", lambda: size)
-        monkeypatch.setattr(console, "write", terminal.write)
         monkeypatch.setattr(console, "can_show", lambda glyphs: True)
         return terminal
 
     return make
 
 
-def view(*, watch: str = "block") -> AnswerView:
-    """A view that paints every pass; token i is WORDS[i]."""
+def view(output: Output, *, watch: str = "block", thinking: str = "show") -> AnswerView:
+    """A view that paints every pass; token i is WORDS[i]; each look at the clock is a second."""
 
     def decode(tokens: Sequence[int]) -> str:
         return "".join(WORDS[token] for token in tokens)
 
     always = Throttle(interval=0, clock=lambda: 0)
-    return AnswerView(decode, mask_token_id=MASK, watch=watch, throttle=always)
+    return AnswerView(
+        decode,
+        output,
+        mask_token_id=MASK,
+        watch=watch,
+        thinking=thinking,
+        throttle=always,
+        clock=count().__next__,
+    )
 
 
 def done(*tokens: int, number: int = 0, fixed: tuple[Fixed, ...] = ()) -> PassDone:
@@ -110,7 +135,8 @@ def visible(text: str) -> Piece:
 
 
 def test_the_active_block_follows_the_text_and_masks_fill(screen: Call) -> None:
-    terminal, answer = screen(width=40), view()
+    terminal = screen(width=40)
+    answer = view(terminal)
     answer.add(visible("so: "))
     answer.show_block(done(MASK, 1, MASK))
     assert terminal.lines == ["so: ░bc░"]
@@ -121,14 +147,16 @@ def test_the_active_block_follows_the_text_and_masks_fill(screen: Call) -> None:
 
 
 def test_watch_off_shows_committed_text_only(screen: Call) -> None:
-    terminal, answer = screen(width=40), view(watch="off")
+    terminal = screen(width=40)
+    answer = view(terminal, watch="off")
     answer.show_block(done(MASK, 1))
     answer.add(visible("bc"))
     assert terminal.lines == ["bc"]
 
 
 def test_a_text_that_ends_at_the_right_edge_goes_on_in_the_next_line(screen: Call) -> None:
-    terminal, answer = screen(width=4), view()
+    terminal = screen(width=4)
+    answer = view(terminal)
     answer.add(visible("abcd"))
     answer.show_block(done(MASK))
     assert terminal.lines == ["abcd", "░"]
@@ -137,7 +165,8 @@ def test_a_text_that_ends_at_the_right_edge_goes_on_in_the_next_line(screen: Cal
 
 
 def test_a_tab_moves_to_the_next_stop(screen: Call) -> None:
-    terminal, answer = screen(width=30), view()
+    terminal = screen(width=30)
+    answer = view(terminal)
     answer.add(visible("a\tb"))
     answer.show_block(done(MASK))
     answer.add(visible("c"))
@@ -145,7 +174,8 @@ def test_a_tab_moves_to_the_next_stop(screen: Call) -> None:
 
 
 def test_a_block_higher_than_the_terminal_is_cut(screen: Call) -> None:
-    terminal, answer = screen(width=10, height=6), view()
+    terminal = screen(width=10, height=6)
+    answer = view(terminal)
     answer.show_block(done(*[7] * 12))  # 12 times x, newline, y
     assert len(terminal.lines) == 5
     answer.add(visible("end"))
@@ -153,14 +183,16 @@ def test_a_block_higher_than_the_terminal_is_cut(screen: Call) -> None:
 
 
 def test_visible_text_starts_in_a_line_of_its_own_after_thinking(screen: Call) -> None:
-    terminal, answer = screen(width=20), view()
+    terminal = screen(width=20)
+    answer = view(terminal)
     answer.add(Piece("hm", thinking=True))
     answer.add(visible("Yes."))
     assert terminal.lines == ["hm", "", "Yes."]
 
 
 def test_closing_takes_the_block_away_and_ends_the_line(screen: Call) -> None:
-    terminal, answer = screen(width=20), view()
+    terminal = screen(width=20)
+    answer = view(terminal)
     answer.add(visible("half an"))
     answer.show_block(done(MASK, MASK))
     answer.close()
@@ -169,13 +201,15 @@ def test_closing_takes_the_block_away_and_ends_the_line(screen: Call) -> None:
 
 
 def test_control_characters_of_the_model_never_reach_the_terminal(screen: Call) -> None:
-    terminal, answer = screen(width=30), view()
+    terminal = screen(width=30)
+    answer = view(terminal)
     answer.add(visible("a\x1b[2Jb\x07c"))
     assert terminal.lines == ["a[2Jbc"]
 
 
 def test_a_long_prompt_shows_how_far_it_is(screen: Call) -> None:
-    terminal, answer = screen(width=60), view()
+    terminal = screen(width=60)
+    answer = view(terminal)
     answer.show_prompt(PromptProgress(512, 1300))
     assert terminal.lines == ["reading the prompt: 512 of 1300 tokens"]
     answer.add(visible("ok"))
@@ -185,7 +219,8 @@ def test_a_long_prompt_shows_how_far_it_is(screen: Call) -> None:
 @pytest.mark.parametrize("width", [3, 7, 16, 80])
 def test_painting_never_changes_what_is_left_at_the_end(screen: Call, width: int) -> None:
     chance = random.Random(width)
-    terminal, answer = screen(width=width, height=9), view()
+    terminal = screen(width=width, height=9)
+    answer = view(terminal)
     text = ""
     for _ in range(60):
         block = [chance.choice([*range(len(WORDS)), MASK]) for _ in range(chance.randrange(1, 9))]
@@ -203,20 +238,83 @@ def test_painting_never_changes_what_is_left_at_the_end(screen: Call, width: int
 def test_heat_colours_a_token_by_its_confidence(
     screen: Call, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    screen(width=40)
+    terminal = screen(width=40)
     written: list[str] = []
-    monkeypatch.setattr(console, "write", written.append)
+    monkeypatch.setattr(terminal, "send", written.append)
     monkeypatch.setattr(console, "has_colour", lambda stream: True)
-    answer = view(watch="heat")
+    answer = view(terminal, watch="heat")
     answer.show_block(done(0, 1, MASK, fixed=(Fixed(0, 0, 0.999), Fixed(1, 1, 0.3))))
     assert "\x1b[32ma\x1b[0m\x1b[31mbc\x1b[0m\x1b[2m░\x1b[0m" in written[0]
 
 
-def test_a_slow_terminal_gets_fewer_frames() -> None:
-    times: Iterator[float] = iter([0.0, 0.0, 0.5, 1.0, 10.6, 10.6])
-    throttle = Throttle(interval=0.05, clock=lambda: next(times))
-    frames: list[str] = []
-    throttle.run(lambda: frames.append("takes half a second"))
-    throttle.run(lambda: frames.append("too early: 20 times that has not passed"))
-    throttle.run(lambda: frames.append("late enough"))
-    assert frames == ["takes half a second", "late enough"]
+def test_thinking_is_dim_and_so_is_its_active_block(
+    screen: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    terminal = screen(width=40)
+    written: list[str] = []
+    monkeypatch.setattr(terminal, "send", written.append)
+    monkeypatch.setattr(console, "has_colour", lambda stream: True)
+    answer = view(terminal)
+    answer.show_block(done(0, MASK), thinking=True)
+    answer.add(Piece("hm", thinking=True))
+    answer.show_block(done(0))
+    answer.add(visible("yes"))
+    assert "\x1b[2ma\x1b[0m\x1b[2m░\x1b[0m" in written[0]
+    assert "\x1b[2mhm\x1b[0m" in written[1]
+    assert "\x1b7a\x1b8" in written[2]
+    assert written[3].endswith("\n\nyes")
+
+
+def test_folded_thinking_is_a_line_that_counts_and_then_one_that_sums_up(screen: Call) -> None:
+    terminal = screen(width=60)
+    answer = view(terminal, thinking="fold")
+    answer.show_block(done(0, MASK), thinking=True)
+    assert terminal.lines == ["thinking…"]
+    answer.add(Piece("hm hm", thinking=True, tokens=3))
+    assert terminal.lines == ["thinking… 3 tokens"]
+    answer.add(Piece("hm", thinking=True, tokens=1))
+    assert terminal.lines == ["thinking… 4 tokens"]
+    answer.add(visible("Yes."))
+    summary = "▸ thought for 4 tokens, 1.0 s (/thinking shows it)"
+    assert terminal.lines == [summary, "Yes."]
+    answer.add(Piece("wait", thinking=True, tokens=1))
+    answer.add(visible("No."))
+    assert terminal.lines == [summary, "Yes.", summary.replace("4 tokens", "1 token"), "No."]
+
+
+def test_thinking_that_is_cut_short_is_summed_up_too(screen: Call) -> None:
+    terminal = screen(width=60)
+    answer = view(terminal, watch="off", thinking="fold")
+    answer.add(Piece("hm", thinking=True, tokens=7))
+    answer.close()
+    terminal.write("> ")
+    assert terminal.lines == ["▸ thought for 7 tokens, 1.0 s (/thinking shows it)", ">"]
+
+
+def test_no_frame_is_sent_before_the_terminal_has_taken_all(
+    screen: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    terminal = screen(width=40)
+    answer = view(terminal)
+    monkeypatch.setattr(Screen, "idle", False)
+    answer.show_block(done(0, MASK))
+    answer.add(visible("text is not lost"))
+    assert terminal.lines == ["text is not lost"]
+    monkeypatch.setattr(Screen, "idle", True)
+    answer.show_block(done(0, MASK))
+    assert terminal.lines == ["text is not losta░"]
+
+
+@pytest.mark.parametrize("width", [1, 2, 7, 80])
+def test_a_text_without_wide_characters_advances_like_its_characters(width: int) -> None:
+    chance = random.Random(width)
+    column = cells = 0
+    stepped = 0
+    for _ in range(200):
+        text = "".join(chance.choices("ab \n", k=chance.randrange(12)))
+        column, cells = advance(text, column, cells, width=width)
+        for character in text:
+            stepped, _ = step(character, stepped, width)
+        assert column == stepped
+    tail = "x" * 3 + "漢"
+    assert advance(tail, column, cells, width=100)[1] == cells + 5

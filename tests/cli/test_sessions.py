@@ -31,15 +31,20 @@ def talk(chat: ChatState, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ch
 def test_a_saved_conversation_comes_back_with_its_settings(
     talk: ChatState, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    execute("/thinking fold", talk)
+    execute("/watch heat", talk)
     execute("/save maths", talk)
     messages = list(talk.conversation.messages)
     execute("/new", talk)
     execute("/set max_new_tokens 9", talk)
     execute("/set threshold 0.1", talk)
     execute("/system none", talk)
+    execute("/thinking show", talk)
+    execute("/watch off", talk)
     execute("/load maths", talk)
     assert talk.conversation.messages == messages
     assert talk.conversation.system == "Be brief."
+    assert (talk.thinking, talk.watch) == ("fold", "heat")
     settings = talk.conversation.generator.settings
     assert (settings.max_new_tokens, settings.suppress) == (5, (7, 8))
     assert settings.threshold == talk.session.opened.config.threshold
@@ -90,6 +95,7 @@ def damaged() -> dict[str, Any]:
         "role": lambda text: text.replace('"assistant"', '"tool"'),
         "half a turn": lambda text: text.replace('"messages": [', '"messages": [{},'),
         "key": lambda text: text.replace('"thinking"', '"thinkink"'),
+        "view": lambda text: text.replace('"block"', '"telly"'),
         "ids": lambda text: text.replace('"token_ids": [', '"token_ids": ["x",'),
     }
 
@@ -110,6 +116,17 @@ def test_a_damaged_session_is_one_line_and_changes_nothing(
     capsys.readouterr()
     execute("/sessions", talk)
     assert "one  damaged" in capsys.readouterr().out
+
+
+def test_a_session_without_a_view_leaves_it_as_it_is(talk: ChatState) -> None:
+    execute("/save one", talk)
+    path = sessions.folder() / "one.json"
+    content = json.loads(path.read_text(encoding="utf-8"))
+    del content["view"]
+    path.write_text(json.dumps(content), encoding="utf-8")
+    execute("/watch heat", talk)
+    execute("/load one", talk)
+    assert talk.watch == "heat"
 
 
 def test_sessions_are_listed_completed_and_named_when_one_is_missing(

@@ -3,7 +3,8 @@
 Rows of one pass are picked without sight of each other, so two neighbours may both get the same
 word ("the the"). Such a row stays masked instead of getting another token: in the next pass it is
 picked in sight of its neighbour. Only where every masked row would have to wait, so that no pass
-would change what the model sees, does one row get another of its likely tokens.
+would change what the model sees, does one row get another of its likely tokens. The end of the
+thinking, where a bias makes it certain, comes once in a block.
 """
 
 from collections.abc import Collection, Iterator, Sequence
@@ -29,6 +30,10 @@ class Surroundings:
     start: int  # of the block in `tokens`
     mask_token_id: int
     ngrams: Collection[tuple[int, ...]]  # of the whole response
+
+    def has(self, token: int) -> bool:
+        """Whether `token` stands anywhere in the block."""
+        return token in self.tokens[self.start :]
 
     def repeats_neighbour(self, row: int, token: int) -> bool:
         """Whether `token` in `row` of the block would stand beside itself."""
@@ -171,6 +176,8 @@ def _with_token(rows: RowStatistics, i: int, token: int, probability: float) -> 
 def _repeats(around: Surroundings, row: int, token: int, settings: Settings) -> bool:
     if token in settings.stop_ids:  # a block's tail is full of them, and thrown away
         return False
+    if settings.ends_thinking_once and token == settings.think_end_token_id and around.has(token):
+        return True
     if settings.in_block_repetition and around.repeats_neighbour(row, token):
         return True
     size = settings.no_repeat_ngram

@@ -108,6 +108,14 @@ def test_a_fixed_neighbour_counts_on_both_sides(block: list[int]) -> None:
     assert got.accept.tolist() == [False, True]
 
 
+def test_the_end_of_the_thinking_comes_once_in_a_block() -> None:
+    end = {"think_end_token_id": 50, "think_end_bias": 100.0}
+    got = kept([M] * 6, [50, 1, 50, 2, 50, 3], [1.0] * 6, **end)
+    assert got.accept.tolist() == [True, True, False, True, False, True]
+    got = kept([M, 7, 50, M, M], [1, 2, 50], [0.95] * 3, **end)
+    assert got.accept.tolist() == [True, True, False]
+
+
 def test_the_responses_last_token_is_the_first_rows_neighbour() -> None:
     got = kept([M, M], [5, 6], [0.99, 0.95], response=[1, 5], in_block_repetition=True)
     assert got.accept.tolist() == [False, True]
