@@ -1,6 +1,6 @@
 """Questions from lines of text: one a line, or several lines between triple double quotes."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import BinaryIO
 
 from clover_local.errors import SettingsError
@@ -19,18 +19,20 @@ def unquote(text: str) -> str | None:
     return stripped[len(QUOTES) : -len(QUOTES)].strip("\n")
 
 
-def questions(stream: BinaryIO) -> Iterator[str]:
+def questions(stream: BinaryIO, before_line: Callable[[], None] = lambda: None) -> Iterator[str]:
     """The questions in a pipe, in order; quotes that are open at its end are closed there.
 
     Bytes that are no UTF-8 become surrogates, as a terminal's do: see `require_unicode`.
     """
     pending = ""
-    for line in stream:
+    before_line()
+    while line := stream.readline():
         pending += line.decode(errors="surrogateescape").removeprefix(BYTE_ORDER_MARK)
         question = unquote(pending)
         if question is not None:
             yield question.rstrip("\r\n")
             pending = ""
+        before_line()
     if pending:
         yield pending.strip().removeprefix(QUOTES).strip("\n")
 

@@ -46,11 +46,15 @@ def converse(chat: ChatState) -> None:
 def converse_plainly(chat: ChatState) -> bool:
     """Answers the lines of stdin in plain text; returns False when one of them failed.
 
+    A person who types them sees a prompt for each, and ends an answer by Ctrl-C.
+
     Raises:
-        KeyboardInterrupt: Ctrl-C, which ends the program here.
+        KeyboardInterrupt: Ctrl-C, which ends the program where nobody types.
     """
     all_well, chat.show = True, show_plainly
-    for line in questions(sys.stdin.buffer):
+    person = sys.stdin.isatty()
+    before_line = (lambda: console.aside("> ")) if person else (lambda: None)
+    for line in questions(sys.stdin.buffer, before_line):
         try:
             require_unicode(line, "stdin")
             if line.startswith("/"):
@@ -62,6 +66,10 @@ def converse_plainly(chat: ChatState) -> bool:
         except CloverError as error:
             console.error(str(error))
             all_well = False
+        except KeyboardInterrupt:
+            if not person:
+                raise
+            console.note("stopped")
     return all_well
 
 

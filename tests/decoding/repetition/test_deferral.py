@@ -109,7 +109,7 @@ def test_a_fixed_neighbour_counts_on_both_sides(block: list[int]) -> None:
 
 
 def test_the_end_of_the_thinking_comes_once_in_a_block() -> None:
-    end = {"think_end_token_id": 50, "think_end_bias": 100.0}
+    end: dict[str, Any] = {"think_end_token_id": 50, "think_end_bias": 100.0}
     got = kept([M] * 6, [50, 1, 50, 2, 50, 3], [1.0] * 6, **end)
     assert got.accept.tolist() == [True, True, False, True, False, True]
     got = kept([M, 7, 50, M, M], [1, 2, 50], [0.95] * 3, **end)
