@@ -53,6 +53,7 @@ class AnswerView:
         self._throttle = throttle or Throttle()
         self._clock = clock
         self._mask = "░" if console.can_show("░") else "_"
+        self._coloured = console.has_colour(sys.stdout)  # asked once: it is a call of the system
         self._size = _terminal_size()
         self._column = 0
         self._line_cells = 0
@@ -112,7 +113,7 @@ class AnswerView:
         before = "\n" if self._column else ""
         self._thought_since, self._thought_tokens = None, 0
         self._column = self._line_cells = 0
-        return before + console.style(text, DIM, sys.stdout) + "\n"
+        return before + self._styled(text, DIM) + "\n"
 
     def _write(self, piece: Piece) -> None:
         self._look_at_size()
@@ -125,7 +126,7 @@ class AnswerView:
             text, self._column, self._line_cells, width=self._size[0]
         )
         style = DIM if piece.thinking else PLAIN
-        self._output.send(before + console.style(text, style, sys.stdout))
+        self._output.send(before + self._styled(text, style))
 
     def _cleared(self) -> str:
         """What takes the active block off the terminal."""
@@ -149,7 +150,7 @@ class AnswerView:
         rows, column, painted = 0, self._column, ""
         for text, style in spans:
             shown, column, rows = _fit(text, column, rows, width=width, height=height)
-            painted += console.style(shown, style, sys.stdout)
+            painted += self._styled(shown, style)
         self._painted = True
         # Scroll first: the place that is saved would not scroll along.
         room = "\x1bD" * rows + (f"\x1b[{rows}A" if rows else "")
@@ -173,6 +174,9 @@ class AnswerView:
         if self._watch != "heat":
             return False, text_style
         return False, colour(self._confidence.get(row, 1.0))
+
+    def _styled(self, text: str, style: str) -> str:
+        return f"\x1b[{style}m{text}\x1b[0m" if text and style and self._coloured else text
 
     def _look_at_size(self) -> None:
         """After a change of the width, where the cursor is if the terminal wrapped lines anew."""

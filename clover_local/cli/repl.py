@@ -96,8 +96,10 @@ def show_live(chat: ChatState, events: AnswerStream) -> None:
         try:
             follow(events, show)
         finally:
-            view.close()
-            writer.close()
+            try:
+                view.close()
+            finally:
+                writer.close()
     chat.last = chat.conversation.generator.result
     if chat.last is not None:
         console.text(status_line(chat.last), dim=True)

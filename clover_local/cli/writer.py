@@ -6,7 +6,7 @@ from queue import SimpleQueue
 from threading import Event, Thread
 from typing import Protocol
 
-PAUSE = 0.03
+PAUSE = 0.05
 """Seconds between two writes: what comes meanwhile goes out in one."""
 
 
