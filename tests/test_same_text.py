@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from clover_local.cli import console
-from clover_local.cli.live import AnswerView, Throttle
+from clover_local.cli.live import AnswerView
+from clover_local.cli.writer import Throttle, Writer
 from clover_local.decoding.device_pick import DevicePicker
 from clover_local.decoding.events import PassDone, PromptProgress
 from clover_local.decoding.settings import resolve
@@ -113,8 +114,10 @@ def test_with_a_trace_and_a_live_view(
     painted = list[str]()
     monkeypatch.setattr(console, "write", painted.append)
     session = session_of(golden_folder, **WAYS[way])
+    writer = Writer(console.write)
     view = AnswerView(
         lambda ids: " ".join(map(str, ids)),
+        writer,
         mask_token_id=session.model.config.mask_token_id,
         watch="heat",
         throttle=Throttle(interval=0, clock=lambda: 0),
@@ -127,6 +130,7 @@ def test_with_a_trace_and_a_live_view(
             elif isinstance(event, PromptProgress):
                 view.show_prompt(event)
     view.close()
+    writer.close()
     assert session.generator.result is not None
     assert session.generator.result.token_ids == expected[way]
     assert painted and (tmp_path / "trace.jsonl").read_bytes().count(b"\n") > 3

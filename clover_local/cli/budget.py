@@ -3,9 +3,11 @@
 Needs no torch: flags are read before weights are loaded.
 """
 
+from collections.abc import Mapping
+
 import typer
 
-from clover_local.decoding.settings import CERTAIN_BIAS, Settings
+from clover_local.decoding.settings import CERTAIN_BIAS, FLAG, Settings
 from clover_local.errors import SettingsError
 
 
@@ -20,6 +22,23 @@ def budget(tokens: int) -> dict[str, object]:
         "think_end_start": tokens,
         "think_end_window": 1,
     }
+
+
+def with_budget(
+    given: Mapping[str, object], origins: Mapping[str, str], tokens: int
+) -> tuple[dict[str, object], dict[str, str]]:
+    """What is given and where it is from, with the settings of a thinking budget.
+
+    A flag for one of these counts more; a general default does not.
+    """
+    own = {
+        key: value
+        for key, value in budget(tokens).items()
+        if key not in given or origins.get(key, FLAG) != FLAG
+    }
+    place = origins.get("think_budget", FLAG)
+    places = {**{key: origins.get(key, FLAG) for key in given}, **dict.fromkeys(own, place)}
+    return {**given, **own}, places
 
 
 def limit(settings: Settings) -> int | None:

@@ -12,6 +12,7 @@ import typer
 
 from clover_local.cli import console, effects
 from clover_local.cli import options as o
+from clover_local.cli.budget import with_budget
 from clover_local.cli.preferences import FILE_VARIABLE, OWN_KEYS, config_path, shown, template
 from clover_local.decoding.settings import DEFAULT, OF_MODEL, ResolvedSettings, Settings, resolve
 from clover_local.errors import SettingsError
@@ -45,6 +46,7 @@ def explain(
     model: o.OptionalModelArg = None,
     system: o.SystemOpt = None,
     think: o.ThinkOpt = None,
+    think_budget: o.ThinkBudgetOpt = None,
     context: o.ContextOpt = None,
     device: o.DeviceOpt = None,
     dtype: o.DtypeOpt = None,
@@ -63,7 +65,10 @@ def explain(
     """
     name = model or DEMO
     o.memory_options(call)  # refuses what cannot be meant
-    resolved = resolve(*_described(name), o.given_settings(call), source=o.origins(call))
+    given, places = o.given_settings(call), o.origins(call)
+    if think_budget is not None:
+        given, places = with_budget(given, places, think_budget)
+    resolved = resolve(*_described(name), given, source=places)
     rows = [*_of_settings(resolved), *_of_flags(call, {"model": name, "watch": watch or "block"})]
     path = config_path()
     if as_json:

@@ -9,7 +9,7 @@ from clover_local.cli import commands, console, failures
 from clover_local.cli.interrupt import follow
 from clover_local.cli.lines import questions, require_unicode
 from clover_local.cli.live import AnswerView
-from clover_local.cli.status import ending, status_line
+from clover_local.cli.status import advice_line, ending, status_line
 from clover_local.cli.talk import ChatState
 from clover_local.cli.writer import Writer
 from clover_local.decoding.events import Event, PassDone, PromptProgress
@@ -75,6 +75,8 @@ def converse_plainly(chat: ChatState) -> bool:
 
 def show_live(chat: ChatState, events: AnswerStream) -> None:
     """One answer with the active block in view, and a line on what it cost."""
+    generator = chat.conversation.generator
+    generator.watches = True
     writer = Writer(console.write)
     view = AnswerView(
         chat.conversation.tokenizer.decode,
@@ -100,9 +102,12 @@ def show_live(chat: ChatState, events: AnswerStream) -> None:
                 view.close()
             finally:
                 writer.close()
-    chat.last = chat.conversation.generator.result
+    chat.last = generator.result
     if chat.last is not None:
         console.text(status_line(chat.last), dim=True)
+        faster = generator.advice() if chat.last.finish_reason != "cancelled" else None
+        if faster is not None:
+            console.text(advice_line(faster), dim=True)
 
 
 def answer_plainly(chat: ChatState, question: str) -> None:

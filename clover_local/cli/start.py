@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from clover_local.cli import console, effects
-from clover_local.cli.budget import budget, require_end
+from clover_local.cli.budget import require_end, with_budget
 from clover_local.decoding.settings import FLAG, ResolvedSettings, Settings, resolve
 from clover_local.hub import DEMO
 
@@ -49,7 +49,7 @@ def open_model(
         console.note(f"note: {note}")
     if think_budget is not None:
         require_end(opened.generation.dllm_think_end_token_id, f"--think-budget {think_budget}")
-        given, origins = _with_budget(given, origins or {}, think_budget)
+        given, origins = with_budget(given, origins or {}, think_budget)
     resolved = resolve(opened.config, opened.generation, given, source=origins or FLAG)
     asked = [key for key in given if resolved.sources[key] in ASKED]
     effects.report(
@@ -62,23 +62,6 @@ def open_model(
         strict=strict,
     )
     return opened, resolved
-
-
-def _with_budget(
-    given: Mapping[str, object], origins: Mapping[str, str], tokens: int
-) -> tuple[dict[str, object], dict[str, str]]:
-    """What is given and where it is from, with the settings of a thinking budget.
-
-    A flag for one of these counts more; a general default does not.
-    """
-    own = {
-        key: value
-        for key, value in budget(tokens).items()
-        if key not in given or origins.get(key, FLAG) not in ASKED
-    }
-    place = origins.get("think_budget", FLAG)
-    places = {**{key: origins.get(key, FLAG) for key in given}, **dict.fromkeys(own, place)}
-    return {**given, **own}, places
 
 
 def load(

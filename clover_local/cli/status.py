@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 from clover_local.decoding.result import CacheUse, GenerationResult, RoundStats, Stats
 
 if TYPE_CHECKING:
-    from clover_local.decoding.auto.chooser import AutoUse
+    from clover_local.decoding.auto.chooser import AutoUse, Rate
     from clover_local.experts.traffic import OffloadStats
 
 UNITS = {
@@ -41,6 +41,12 @@ def status_line(result: GenerationResult) -> str:
     if memory is not None:
         parts.append(f"{size(memory)} at most")
     return " · ".join(parts) + ending(result.finish_reason)
+
+
+def advice_line(faster: "Rate") -> str:
+    """That another mode than the one that is set would have been faster."""
+    speed = f"{faster.tokens_per_second:.0f} tok/s"
+    return f"{faster.mode} would make about {speed} here: /mode auto finds the fastest"
 
 
 def ending(finish_reason: str) -> str:

@@ -35,7 +35,7 @@ def test_a_budget_is_a_short_form_of_flags(run: Call) -> None:
         "--think-end-window",
         "1",
     ]
-    written_out = run("generate", "demo", *QUESTION, *long, "--in-block-repetition", "--json")
+    written_out = run("generate", "demo", *QUESTION, *long, "--json")
     ids = json.loads(short.out)["token_ids"]
     assert ids == json.loads(written_out.out)["token_ids"]
     demo = open_model("demo")

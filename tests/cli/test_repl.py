@@ -6,7 +6,7 @@ import re
 import signal
 import sys
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
@@ -229,3 +229,17 @@ def test_an_error_ends_its_turn_and_not_the_chat(
     out, err = capsys.readouterr()
     assert err.startswith("error: ") and err.count("\n") == 1
     assert "/help" in out
+
+
+def test_the_advice_to_take_auto_stands_below_the_status_line(
+    chat: ChatState, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from clover_local.decoding.auto.chooser import Rate
+
+    generator = chat.conversation.generator
+    monkeypatch.setattr(repl, "hidden_keys", nullcontext)
+    for faster, lines in ((None, 0), (Rate("draft", 4.0, 5.0), 1)):
+        monkeypatch.setattr(generator, "advice", lambda rate=faster: rate)
+        repl.show_live(chat, chat.conversation.ask("hello"))
+        assert capsys.readouterr().out.count("draft would make about 800 tok/s") == lines
+    assert generator.watches

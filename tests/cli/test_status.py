@@ -4,7 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from clover_local.cli.status import size, stats_rows, status_line
+from clover_local.cli.status import advice_line, size, stats_rows, status_line
+from clover_local.decoding.auto.chooser import Rate
 from clover_local.decoding.result import (
     Block,
     EmittedToken,
@@ -52,6 +53,12 @@ def test_the_line_has_speed_passes_and_memory() -> None:
 )
 def test_the_line_says_why_an_answer_ended_early(reason: str, words: str) -> None:
     assert words in status_line(result(reason))
+
+
+def test_the_advice_names_the_mode_its_speed_and_what_to_type() -> None:
+    line = advice_line(Rate("draft", tokens_per_forward=5.0, ms_per_forward=5.9))
+    assert line.startswith("draft would make about 847 tok/s")
+    assert "/mode auto" in line
 
 
 def test_modes_without_blocks_have_no_passes() -> None:
