@@ -4,14 +4,19 @@
 already, and an answer that was interrupted at any moment leaves a state to go on from.
 """
 
-from collections import abc
 from collections.abc import Callable, Iterator, Sequence
 
 from clover_local.cache import SequenceState
 from clover_local.decoding.auto.auto import MODES, Auto
 from clover_local.decoding.auto.chooser import Rate
 from clover_local.decoding.auto.spectator import Spectator
-from clover_local.decoding.events import Event, Finished, PromptCommitted, PromptProgress
+from clover_local.decoding.events import (
+    Event,
+    EventStream,
+    Finished,
+    PromptCommitted,
+    PromptProgress,
+)
 from clover_local.decoding.forwards import Model
 from clover_local.decoding.host_pick import HostPicker
 from clover_local.decoding.pick import Picker
@@ -21,9 +26,6 @@ from clover_local.decoding.settings import Settings
 from clover_local.decoding.trace import TraceSink, header_record
 from clover_local.errors import ContextError, SettingsError
 from clover_local.memory.workspace import PREFILL_ROWS
-
-EventStream = abc.Generator[Event, None, None]
-"""The events of one answer; `close()` cancels it."""
 
 
 class Generator:
@@ -55,12 +57,11 @@ class Generator:
         self.result: GenerationResult | None = None
         """The last run's result, also of an interrupted one; None during a run, after an error."""
         self._run: Run | None = None
-        auto = Auto()
-        self.modes: dict[str, Mode] = {**MODES, "auto": auto}
+        self.auto = Auto()
+        self.modes: dict[str, Mode] = {**MODES, "auto": self.auto}
         """By name; `auto` goes on with what it has measured in earlier turns."""
-        self.watches = False
-        """Whether answers of other modes are watched for `advice`."""
-        self._spectator = Spectator(auto)
+        self.spectator: Spectator | None = None
+        """Who watches the answers of other modes, for `advice`."""
         self._picker: Picker = picker or HostPicker()
         self._on_note = on_note
 
@@ -72,12 +73,15 @@ class Generator:
     def advice(self) -> Rate | None:
         """The mode that `auto` would have run, where that would have been faster for certain.
 
-        Known of answers that were watched; what other modes' forwards cost is rehearsed once.
+        Known of answers that a spectator watched; what other modes' forwards cost is rehearsed
+        once. None too where nobody watches.
 
         Raises:
             CloverError: as a forward.
         """
-        return self._spectator.advice(self.model, self.state, self.settings)
+        if self.spectator is None:
+            return None
+        return self.spectator.advice(self.model, self.state, self.settings)
 
     def run(self, prompt_ids: Sequence[int], *, checkpoints: Sequence[int] = ()) -> EventStream:
         """The events of one answer; checks its arguments before it returns.
@@ -146,7 +150,7 @@ class Generator:
         try:
             self.result, self._run = None, run
             yield from self._commit_prompt(run, prompt_ids, mode, checkpoints)
-            steps = self._spectator if self.watches and run.settings.mode != "auto" else mode
+            steps = mode if run.settings.mode == "auto" else self.spectator or mode
             while run.finish_reason is None:
                 yield from steps.block(run)
             yield Finished(self._finish(run, run.finish_reason))

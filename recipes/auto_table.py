@@ -78,11 +78,11 @@ def table(
     """A line for each order of the questions."""
     lines = []
     for order in range(orders):
-        random.Random(order).shuffle(prompts)
+        shuffled = random.Random(order).sample(prompts, len(prompts))
         session.generator.modes["auto"] = Auto(costs=costs)
         spent = {mode: Spent() for mode in (*MODES, "auto")}
         used = Counter[str]()
-        for number, prompt in enumerate(prompts):
+        for number, prompt in enumerate(shuffled):
             print(f"\r{name}: {order + 1} of {orders}, {number:4}", end="", file=sys.stderr)
             for mode, each in spent.items():
                 result = answer(session, prompt, mode)

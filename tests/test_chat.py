@@ -12,11 +12,17 @@ import pytest
 from clover_local import demo
 from clover_local.chat import AnswerReader, Conversation, Piece
 from clover_local.config import ModelConfig, read_generation_config
-from clover_local.decoding.events import BlockCommitted, Event, Finished, PromptCommitted
+from clover_local.decoding.events import (
+    BlockCommitted,
+    Event,
+    EventStream,
+    Finished,
+    PromptCommitted,
+)
 from clover_local.decoding.result import GenerationResult
 from clover_local.decoding.settings import Settings, resolve
 from clover_local.errors import ContextError, SettingsError
-from clover_local.generate import EventStream, Generator
+from clover_local.generate import Generator
 from clover_local.tokenizer import Tokenizer
 
 

@@ -12,6 +12,7 @@ from clover_local.cli.live import AnswerView
 from clover_local.cli.status import advice_line, ending, status_line
 from clover_local.cli.talk import ChatState
 from clover_local.cli.writer import Writer
+from clover_local.decoding.auto.spectator import Spectator
 from clover_local.decoding.events import Event, PassDone, PromptProgress
 from clover_local.errors import CloverError
 
@@ -76,7 +77,8 @@ def converse_plainly(chat: ChatState) -> bool:
 def show_live(chat: ChatState, events: AnswerStream) -> None:
     """One answer with the active block in view, and a line on what it cost."""
     generator = chat.conversation.generator
-    generator.watches = True
+    if generator.spectator is None:
+        generator.spectator = Spectator(generator.auto)
     writer = Writer(console.write)
     view = AnswerView(
         chat.conversation.tokenizer.decode,

@@ -1,9 +1,8 @@
 """`ar`: causal decoding, one token a forward, with the same controls and pick as every mode."""
 
 import time
-from collections.abc import Iterator
 
-from clover_local.decoding.events import BlockCommitted, Event
+from clover_local.decoding.events import BlockCommitted, EventStream
 from clover_local.decoding.repetition.guard import Verdict
 from clover_local.decoding.result import EmittedToken
 from clover_local.decoding.run import Run
@@ -14,7 +13,7 @@ class Autoregressive:
 
     starts_from_logits = True
 
-    def block(self, run: Run) -> Iterator[Event]:
+    def block(self, run: Run) -> EventStream:
         """Commits the pending token and emits the token that follows it."""
         if run.stop_requested():
             return

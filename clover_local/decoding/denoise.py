@@ -4,9 +4,9 @@ This is the release's own procedure, the one the model was evaluated with.
 """
 
 import time
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Sequence
 
-from clover_local.decoding.events import BlockCommitted, Event, PassDone
+from clover_local.decoding.events import BlockCommitted, Event, EventStream, PassDone
 from clover_local.decoding.repetition.guard import Verdict
 from clover_local.decoding.result import Block, EmittedToken, Fixed, emitted_length
 from clover_local.decoding.run import Run
@@ -18,7 +18,7 @@ class Denoise:
 
     starts_from_logits = False
 
-    def block(self, run: Run) -> Iterator[Event]:
+    def block(self, run: Run) -> EventStream:
         """Resolves one block, commits what is emitted of it, then emits it.
 
         Commit comes first: whatever a listener has seen as emitted is in the state.

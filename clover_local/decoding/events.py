@@ -1,5 +1,6 @@
 """What a run reports while it works: the command line, a server and tests all read these."""
 
+from collections import abc
 from dataclasses import dataclass
 
 from clover_local.decoding.result import Fixed, GenerationResult
@@ -57,3 +58,5 @@ class Finished:
 
 
 Event = PromptProgress | PromptCommitted | PassDone | BlockCommitted | Finished
+EventStream = abc.Generator[Event, None, None]
+"""Events as they come; `close()` ends what makes them."""

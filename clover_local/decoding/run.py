@@ -7,7 +7,7 @@ state, response history, clock and trace, so modes can follow each other at any 
 """
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from typing import Protocol, TypeVar
 
@@ -18,7 +18,7 @@ from torch import Tensor
 from clover_local.cache import SequenceState, VerifyRecord
 from clover_local.decoding.auto.chooser import AutoUse
 from clover_local.decoding.controls import ResponseControls
-from clover_local.decoding.events import Event
+from clover_local.decoding.events import EventStream
 from clover_local.decoding.forwards import ForwardOutput, Model, VerifiedOutput
 from clover_local.decoding.host_pick import HostPicker
 from clover_local.decoding.pick import Accept, Picker, RowStatistics, pick
@@ -57,7 +57,7 @@ class Mode(Protocol):
     def starts_from_logits(self) -> bool:
         """Whether it needs the logits of the last committed token to begin."""
 
-    def block(self, run: "Run") -> Iterator[Event]:
+    def block(self, run: "Run") -> EventStream:
         """Produces the next tokens: emits them, or sets `run.finish_reason`."""
 
 

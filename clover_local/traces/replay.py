@@ -103,7 +103,7 @@ def replay(
     Raises:
         CloverError: as `Generator.run`.
     """
-    passes = 0
+    passes, auto = 0, generator.modes["auto"]
     for number, (recorded, own) in enumerate(zip(runs, settings, strict=True)):
         comparison = Comparison(recorded, run=number)
         generator.settings = own
@@ -111,8 +111,11 @@ def replay(
         generator.should_stop = comparison.is_complete
         if recorded.steps:
             generator.modes["auto"] = Schedule(recorded, comparison)
-        for _ in generator.run(recorded.header.prompt_ids):
-            pass
+        try:
+            for _ in generator.run(recorded.header.prompt_ids):
+                pass
+        finally:
+            generator.modes["auto"] = auto
         passes += comparison.steps
         if comparison.difference is not None:
             return Replay(passes, comparison.difference)

@@ -1,13 +1,11 @@
 """The mode `auto` as a trace has it: the same modes at the same places, whatever the clock says."""
 
-from collections.abc import Iterator
 from contextlib import closing
 from typing import Protocol
 
 from clover_local.decoding.auto.auto import MODES
-from clover_local.decoding.auto.watch import events_of
 from clover_local.decoding.denoise import rows_that_count
-from clover_local.decoding.events import Event, PassDone
+from clover_local.decoding.events import EventStream, PassDone
 from clover_local.decoding.run import Run
 from clover_local.traces.read import RecordedRun, Step
 
@@ -30,14 +28,14 @@ class Schedule:
         self._recorded = recorded.steps
         self._progress = progress
 
-    def block(self, run: Run) -> Iterator[Event]:
+    def block(self, run: Run) -> EventStream:
         """A block, a round or a token; a block that had been left is left after the same pass."""
         step = self._next() or self._recorded[-1]  # a run that is longer now goes on as it ended
         run.keeps_logits = True
         if step.mode == "denoise" or not step.before:  # a pick from the logits of all before
             run.commit_pending(logits=True)
         run.mode = step.mode
-        with closing(events_of(MODES[step.mode], run)) as events:
+        with closing(MODES[step.mode].block(run)) as events:
             for event in events:
                 yield event
                 if (

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from clover_local.cli.console import printable
-from clover_local.generate import EventStream, Generator
+from clover_local.decoding.events import EventStream
+from clover_local.generate import Generator
 
 Call = Callable[..., Any]
 """A fixture that is called with the arguments of a command, or of a terminal."""

@@ -242,4 +242,4 @@ def test_the_advice_to_take_auto_stands_below_the_status_line(
         monkeypatch.setattr(generator, "advice", lambda rate=faster: rate)
         repl.show_live(chat, chat.conversation.ask("hello"))
         assert capsys.readouterr().out.count("draft would make about 800 tok/s") == lines
-    assert generator.watches
+    assert generator.spectator is not None

@@ -21,9 +21,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from clover_local.cache import SequenceState
 from clover_local.decoding.controls import ResponseControls
-from clover_local.decoding.events import BlockCommitted, Finished
+from clover_local.decoding.events import BlockCommitted, EventStream, Finished
 from clover_local.decoding.settings import Settings
-from clover_local.generate import EventStream, Generator
+from clover_local.generate import Generator
 from clover_local.model.clover import Clover
 from tests.decoding.conftest import MASK, Scripted
 

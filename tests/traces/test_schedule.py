@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 
 from clover_local.decoding.auto.auto import MODES, Auto
-from clover_local.decoding.auto.watch import events_of
-from clover_local.decoding.events import Event, Finished, PassDone
+from clover_local.decoding.events import EventStream, Finished, PassDone
 from clover_local.decoding.result import Clock
 from clover_local.decoding.run import Run
 from clover_local.decoding.settings import resolve
@@ -30,14 +29,14 @@ class AnyMode:
     def __init__(self, seed: int) -> None:
         self._random = random.Random(seed)
 
-    def block(self, run: Run) -> Iterator[Event]:
+    def block(self, run: Run) -> EventStream:
         run.keeps_logits = True
         mode = self._random.choice(["denoise", "draft", "ar", "ar"])
         if mode == "denoise":
             run.commit_pending(logits=True)
         run.mode = mode
         run.trace_choice(mode=mode, is_probe=False, why="by lot")
-        with closing(events_of(MODES[mode], run)) as events:
+        with closing(MODES[mode].block(run)) as events:
             for event in events:
                 yield event
                 if isinstance(event, PassDone) and mode == "denoise":

@@ -4,12 +4,12 @@ All modes share the committed state, so any of them may follow any other. What i
 an answer: the next one begins with the mode that was the fastest.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 
 from clover_local.decoding.auto.watch import Costs, Watch, measured_costs
 from clover_local.decoding.autoregressive import Autoregressive, next_token
 from clover_local.decoding.denoise import Denoise
-from clover_local.decoding.events import Event
+from clover_local.decoding.events import EventStream
 from clover_local.decoding.run import Mode, Run
 from clover_local.decoding.speculation.draft import Draft
 
@@ -21,7 +21,7 @@ class ProbeOfAutoregressive:
 
     starts_from_logits = True
 
-    def block(self, run: Run) -> Iterator[Event]:
+    def block(self, run: Run) -> EventStream:
         """Commits the pending token; where there is none, one that is picked first."""
         if run.stop_requested():
             return
@@ -43,7 +43,7 @@ class Auto:
         """`costs` says what forwards have cost."""
         self.watch = Watch(costs=costs)
 
-    def block(self, run: Run) -> Iterator[Event]:
+    def block(self, run: Run) -> EventStream:
         """A step; chooses anew after a block of tokens, and where a probe turns out to be slow."""
         chooser, choice = self.watch.chooser(run.settings), self.watch.stretch(run)
         if choice is None:
@@ -57,4 +57,5 @@ class Auto:
         mode = PROBE_OF_AR if choice.is_probe and choice.mode == "ar" else MODES[choice.mode]
         yield from self.watch.step(mode, run)
         if self.watch.stretch(run) is None and run.finish_reason != "cancelled":
+            chooser.settle()
             run.auto = chooser.use()

@@ -141,6 +141,7 @@ class _Known:
         self._commits *= share
 
     def add(self, forwards: Forwards) -> None:
+        """Takes what a text needed, or would have needed."""
         self.weight += 1
         self._tokens += forwards.tokens
         self._previews += forwards.previews
@@ -226,23 +227,35 @@ class Chooser:
 
     def choose(self) -> Choice:
         """The mode of the next stretch."""
+        self.settle()
         if len(self.modes) == 1:
-            return Choice(self._current, False, "the only one")
+            return Choice(self._current, is_probe=False, why="the only one")
         if "ar" in self.modes and self._known["ar"].stretches == 0:
-            return Choice("ar", True, "not measured yet")
+            return Choice("ar", is_probe=True, why="not measured yet")
         if self._current != "ar" and self._known[self._current].stretches < FIRST_STRETCHES:
-            return Choice(self._current, True, "not measured yet")
+            return Choice(self._current, is_probe=True, why="not measured yet")
         others = [known for known in self._known.values() if known.mode != self._current]
         for known in others:
             if known.stretches == 0 and not self._is_hopeless(known):
-                return Choice(known.mode, True, "not measured yet")
+                return Choice(known.mode, is_probe=True, why="not measured yet")
             if known.stretches == 1 and any(each.was_cold for each in self._known.values()):
-                return Choice(known.mode, True, "measured in a cold start only")
+                return Choice(known.mode, is_probe=True, why="measured in a cold start only")
         due = [known for known in others if self._since(known) >= self._interval(known)]
         if due:
             stalest = max(due, key=self._since)
-            return Choice(stalest.mode, True, f"not run for {self._since(stalest)} stretches")
-        return Choice(self._current, False, self.use().line)
+            why = f"not run for {self._since(stalest)} stretches"
+            return Choice(stalest.mode, is_probe=True, why=why)
+        return Choice(self._current, is_probe=False, why=self.use().line)
+
+    def settle(self) -> None:
+        """Changes the mode where another one is faster by the margin."""
+        best = self.faster_than(self._current)
+        if best is None:
+            return
+        self._current = best.mode
+        self._changes += 1
+        for known in self._known.values():
+            known.interval = LEAST_INTERVAL
 
     def is_slower(self, forwards: Forwards, *, ms_per_forward: float) -> bool:
         """Whether such a stretch would be slower than the best that is known."""
@@ -267,13 +280,12 @@ class Chooser:
         known.measure(stretch, is_probe=choice.is_probe)
         known.stretches += 1
         known.asked = self._count
-        self._see(choice.mode, {choice.mode: forwards, **(foreseen or {})})
+        self._see_text(choice.mode, {choice.mode: forwards, **(foreseen or {})})
         beats = 1000 * forwards.tokens > MARGIN * before * stretch.milliseconds > 0
         if choice.is_probe and beats and self._current == "ar" and forwards.commits:
             # `ar` sees nothing of the others: this may be another kind of text.
             known.fade(0.5)
             known.interval = 0
-        self._take_the_best()
 
     def price(self, mode: str, *, preview_ms: float | None, commit_ms: float | None) -> None:
         """What forwards of a mode cost that were made for the sake of it; None: not made."""
@@ -308,7 +320,7 @@ class Chooser:
         rates = sorted(self._rates().values(), key=lambda rate: -rate.tokens_per_second)
         return AutoUse(self._current, tuple(rates), self._probes, self._changes)
 
-    def _see(self, mode: str, needed: Mapping[str, Forwards]) -> None:
+    def _see_text(self, mode: str, needed: Mapping[str, Forwards]) -> None:
         """Takes how many forwards a text needed in `mode`, or would have needed in others."""
         if mode != "ar":
             share = 0.5 ** ((self._count - self._text_at) / HALF_LIFE)
@@ -348,16 +360,6 @@ class Chooser:
         """Milliseconds of a preview; of another mode, where this one has not run."""
         prices = [known.preview, *(other.preview for other in self._known.values())]
         return next((price.milliseconds for price in prices if price.is_known), 0.0)
-
-    def _take_the_best(self) -> None:
-        """Changes the mode where another one may be faster by the margin."""
-        best = self.faster_than(self._current)
-        if best is None:
-            return
-        self._current = best.mode
-        self._changes += 1
-        for known in self._known.values():
-            known.interval = LEAST_INTERVAL
 
     def _margin(self, best: str, mode: str) -> float:
         """How many times as fast one has to be for certain."""

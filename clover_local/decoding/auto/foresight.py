@@ -48,7 +48,7 @@ def rounds_for_block(
         width: 1 or more.
         threshold: a row with more confidence is sure.
     """
-    proposals = [_Proposal.of(event) for event in passes]
+    proposals = [_Shown.of(event) for event in passes]
     length = count = unsure_rows = 0
     while length < len(emitted):
         done = [*emitted[:length]]
@@ -64,7 +64,7 @@ def rounds_for_block(
 
 
 @dataclass(frozen=True)
-class _Proposal:
+class _Shown:
     """What a pass makes of a block."""
 
     before: list[int]  # as it found it; a row that was masked has -1
@@ -72,7 +72,8 @@ class _Proposal:
     confidence: list[float]  # 1 for a row that had been resolved
 
     @classmethod
-    def of(cls, event: PassDone) -> "_Proposal":
+    def of(cls, event: PassDone) -> "_Shown":
+        """Of a pass that is done."""
         before, likely = list(event.tokens), list(event.tokens)
         confidence = [1.0] * len(before)
         for picked in event.picked:

@@ -3,11 +3,12 @@
 The answer itself tells what its own mode costs, and by foresight what others would have needed.
 What their forwards cost is rehearsed once, when an answer is over and its reader reads: a preview
 and a verify leave the state as it was. An answer of `ar` shows nothing of previews; before a few of
-them one preview is made, and what it proposed is compared with what `ar` wrote.
+them one preview is made, and what it proposed is compared with what `ar` wrote. Where experts lie
+off the device neither is done, as it would move them: there `auto` has to have run before.
 """
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -16,7 +17,7 @@ from clover_local.cache import SequenceState
 from clover_local.decoding.auto.auto import MODES, Auto
 from clover_local.decoding.auto.chooser import Choice, Chooser, Rate
 from clover_local.decoding.auto.foresight import Forwards, unsure
-from clover_local.decoding.events import Event
+from clover_local.decoding.events import EventStream
 from clover_local.decoding.forwards import Model
 from clover_local.decoding.result import Fixed
 from clover_local.decoding.run import Run
@@ -27,7 +28,7 @@ SLOWEST_MS = 250.0
 
 
 @dataclass(frozen=True)
-class _Proposal:
+class _Drafted:
     run: Run
     start: int  # tokens of the answer before it
     picked: tuple[Fixed, ...]  # row r is the token r + 1 behind the pending one
@@ -41,9 +42,9 @@ class Spectator:
         self._auto = auto
         self._clock = clock
         self._answers_of_ar = 0
-        self._proposal: _Proposal | None = None
+        self._proposal: _Drafted | None = None
 
-    def block(self, run: Run) -> Iterator[Event]:
+    def block(self, run: Run) -> EventStream:
         """A step of the mode that is set: nothing about the answer is another than without."""
         watch, mode = self._auto.watch, run.settings.mode
         chooser = watch.chooser(run.settings)
@@ -51,7 +52,7 @@ class Spectator:
             yield from MODES[mode].block(run)
             return
         if watch.stretch(run) is None:
-            watch.begin(run, Choice(mode, False, "set"))
+            watch.begin(run, Choice(mode, is_probe=False, why="set"))
         yield from watch.step(MODES[mode], run)
         if mode == "ar":
             self._compare(run)
@@ -66,9 +67,9 @@ class Spectator:
             return None
         chooser = self._auto.watch.chooser(settings)
         own = [rate for rate in chooser.use().rates if rate.mode == settings.mode]
-        if not own or own[0].ms_per_forward > SLOWEST_MS or not model.can_preview:
+        if not own or own[0].ms_per_forward > SLOWEST_MS:
             return None
-        if state.room > model.config.block_size:
+        if state.room > model.config.block_size and _is_free(model):
             try:
                 for mode in chooser.unpriced():
                     self._rehearse(mode, chooser, model, state, settings)
@@ -81,10 +82,8 @@ class Spectator:
     ) -> None:
         """Measures forwards of a mode over tokens of no meaning; the state stays as it is."""
         rows = {"denoise": model.config.block_size, "draft": settings.draft_width, "ar": 1}[mode]
-        masks, tokens = (
-            [settings.mask_token_id] * rows,
-            [_other_than(settings.mask_token_id)] * rows,
-        )
+        masks = [settings.mask_token_id] * rows
+        tokens = [_other_than(settings.mask_token_id)] * rows
         preview_ms = None
         if rows > 1:
             preview_ms = self._timed(lambda: model.preview(masks, state), model)
@@ -110,7 +109,7 @@ class Spectator:
             if len(run.tokens) == 1 and run.finish_reason is None:
                 self._answers_of_ar += 1
                 is_due = self._answers_of_ar & (self._answers_of_ar - 1) == 0  # 1, 2, 4, 8, ...
-                if is_due and run.room > config.block_size and run.model.can_preview:
+                if is_due and run.room > config.block_size and _is_free(run.model):
                     self._proposal = _propose(run)
             return
         behind = [token.token for token in run.tokens[made.start :]]
@@ -137,7 +136,12 @@ class Spectator:
         return {"draft": Forwards(made, 1 if settings.draft_width > 1 else 0, 1), "denoise": passes}
 
 
-def _propose(run: Run) -> _Proposal:
+def _is_free(model: Model) -> bool:
+    """Whether a preview changes nothing but the time."""
+    return model.can_preview and model.offload_stats() is None
+
+
+def _propose(run: Run) -> _Drafted:
     """What a preview behind the pending token says of the rows that follow; costs a preview."""
     block = [run.tokens[-1].token]
     block += [run.settings.mask_token_id] * (run.model.config.block_size - 1)
@@ -148,7 +152,7 @@ def _propose(run: Run) -> _Proposal:
         statistics.token.tolist(),
         statistics.confidence.tolist(),
     )
-    return _Proposal(run, len(run.tokens), tuple(picked))
+    return _Drafted(run, len(run.tokens), tuple(picked))
 
 
 def _other_than(token: int) -> int:

@@ -1,6 +1,6 @@
 """Watches an answer: what a mode did, what that cost, what other modes would have needed."""
 
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass, field
 
@@ -12,7 +12,7 @@ from clover_local.decoding.auto.foresight import (
     unsure,
 )
 from clover_local.decoding.denoise import rows_that_count
-from clover_local.decoding.events import BlockCommitted, Event, PassDone
+from clover_local.decoding.events import BlockCommitted, Event, EventStream, PassDone
 from clover_local.decoding.result import Clock
 from clover_local.decoding.run import Mode, Run
 from clover_local.decoding.settings import Settings
@@ -42,6 +42,30 @@ class _Open:
     """Of the rounds so far: emitted tokens that their previews were not sure of."""
 
 
+@dataclass(frozen=True)
+class _Yields:
+    """Settings on which it depends how many tokens a forward of a mode makes."""
+
+    auto: tuple[str, ...]
+    sampler: str
+    threshold: float
+    draft_width: int
+    accept: str
+    is_greedy: bool
+
+    @classmethod
+    def of(cls, settings: Settings) -> "_Yields":
+        """Those of a run."""
+        return cls(
+            auto=settings.auto,
+            sampler=settings.sampler,
+            threshold=settings.threshold,
+            draft_width=settings.draft_width,
+            accept=settings.accept,
+            is_greedy=settings.temperature == 0,
+        )
+
+
 class Watch:
     """What is known of the modes of a conversation, and the stretch in progress."""
 
@@ -50,15 +74,12 @@ class Watch:
         self.passes = PassesForRounds()
         self._costs = costs
         self._chooser: Chooser | None = None
-        self._for: tuple[object, ...] = ()
+        self._for: _Yields | None = None
         self._open: _Open | None = None
 
     def chooser(self, settings: Settings) -> Chooser:
         """The one that knows the modes of `auto`; a new one where what they do has changed."""
-        what = (
-            *(settings.auto, settings.sampler, settings.threshold, settings.draft_width),
-            *(settings.accept, settings.temperature > 0),
-        )
+        what = _Yields.of(settings)
         if self._chooser is None or self._for != what:
             self._chooser, self._for = Chooser(settings.auto), what
             self._open = None
@@ -80,7 +101,7 @@ class Watch:
             costs=self._costs(clock),
         )
 
-    def step(self, mode: Mode, run: Run) -> Iterator[Event]:
+    def step(self, mode: Mode, run: Run) -> EventStream:
         """The events of a block, a round or a token of the stretch in progress; may close it.
 
         A probe of `denoise` is left where it turns out to be slow: a preview writes no state.
@@ -92,7 +113,7 @@ class Watch:
         if stretch is None:
             raise ValueError("no stretch is open: `begin` opens one")
         choice, chooser = stretch.choice, self.chooser(run.settings)
-        with closing(events_of(mode, run)) as events:
+        with closing(mode.block(run)) as events:
             for event in events:
                 yield event
                 _look(stretch, event)
@@ -180,8 +201,3 @@ def _ends(run: Run, choice: Choice, done: Stretch) -> bool:
     if choice.is_probe and done.forwards.commits:
         return True
     return done.forwards.tokens >= run.model.config.block_size
-
-
-def events_of(mode: Mode, run: Run) -> Generator[Event, None, None]:
-    """The events of a block, which may be left at any of them."""
-    yield from mode.block(run)

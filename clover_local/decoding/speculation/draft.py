@@ -5,10 +5,10 @@ without running the layers again. With `accept` `exact` the text is that of `ar`
 """
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from clover_local.decoding.autoregressive import end_loop, next_token
-from clover_local.decoding.events import BlockCommitted, Event, PassDone
+from clover_local.decoding.events import BlockCommitted, EventStream, PassDone
 from clover_local.decoding.result import EmittedToken, Fixed, Round, emitted_length
 from clover_local.decoding.run import Run
 
@@ -22,7 +22,7 @@ class Draft:
 
     starts_from_logits = True
 
-    def block(self, run: Run) -> Iterator[Event]:
+    def block(self, run: Run) -> EventStream:
         """Emits accepted drafts and the boundary token; at the very start, one picked token.
 
         The accepted rows are committed first: whatever a listener has seen as emitted is in the

@@ -16,6 +16,7 @@ from clover_local.decoding.events import Finished
 from clover_local.decoding.result import Clock, GenerationResult
 from clover_local.decoding.settings import resolve
 from clover_local.generate import Generator
+from clover_local.placement import MemoryOptions
 from clover_local.session import Session, load, open_model
 
 if TYPE_CHECKING:
@@ -49,8 +50,7 @@ def watched(scripted: Scripted, model: ScriptedModel, mode: str) -> Generator:
     """A generator whose answers are watched, by counted costs."""
     settings = scripted.settings(mode=mode, max_new_tokens=200)
     generator = Generator(model, scripted.state(context=5000), settings)
-    generator.watches = True
-    generator._spectator = Spectator(Auto(costs=costs), clock=clock_of(model))
+    generator.spectator = Spectator(Auto(costs=costs), clock=clock_of(model))
     return generator
 
 
@@ -113,7 +113,7 @@ def test_a_slow_machine_rehearses_nothing(scripted: Scripted) -> None:
     model = scripted.model()
     generator = watched(scripted, model, "denoise")
     slow = Auto(costs=lambda clock: (900.0 * clock.previews, 900.0 * clock.commits))
-    generator._spectator = Spectator(slow, clock=clock_of(model))
+    generator.spectator = Spectator(slow, clock=clock_of(model))
     answer(generator, [1])
     assert generator.advice() is None
     assert model.verifies == []
@@ -147,7 +147,7 @@ def test_an_answer_that_is_watched_is_the_same(
     generator.settings = replace(generator.settings, mode=mode, temperature=temperature)
     texts = []
     for watches in (False, True):
-        generator.watches = watches
+        generator.spectator = Spectator(generator.auto) if watches else None
         generator.state.reset()
         written = []
         for prompt in ([5, 6, 7], [5, 6, 7, 8, 9], [11]):
@@ -158,3 +158,26 @@ def test_an_answer_that_is_watched_is_the_same(
             written.append((tuple(generator.state.committed.tokens), 0, ""))
         texts.append(written)
     assert texts[0] == texts[1]
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_where_experts_lie_off_the_device_nothing_is_rehearsed(
+    mode: str, golden_folder: Path
+) -> None:
+    """It would move them: what a cache counts is the same with advice and without."""
+    counts = []
+    for watches in (False, True):
+        opened = open_model(str(golden_folder))
+        given = {"mode": mode, "max_new_tokens": 40}
+        settings = resolve(opened.config, opened.generation, given).settings
+        memory = MemoryOptions(expert_slots=30)
+        session = load(opened, settings, device="cpu", memory=memory)
+        generator = session.generator
+        generator.spectator = Spectator(generator.auto) if watches else None
+        for prompt in ([5, 6, 7], [9, 8]):
+            answer(generator, prompt)
+            assert generator.advice() is None
+        stats = session.model.experts.stats()
+        assert stats is not None
+        counts.append((stats.counts, stats.copied.bytes))
+    assert counts[0] == counts[1]
