@@ -16,6 +16,7 @@ from clover_local.cli.heat import colour, legend
 from clover_local.cli.interrupt import INTERRUPTED, follow
 from clover_local.cli.prompts import messages, parse_ids, read_prompt
 from clover_local.cli.status import stats_rows
+from clover_local.errors import SettingsError
 
 if TYPE_CHECKING:
     from clover_local.decoding.events import Event
@@ -90,6 +91,7 @@ def generate(
     )
     if not raw and not ids:
         text = opened.tokenizer.render(messages(text, system=system), enable_thinking=thinking)
+    _refuse_same(file, trace)
     with start.trace(opened, trace) as tracing:
         session = start.load(
             opened,
@@ -119,6 +121,14 @@ def _prompt(
     if text is not None or file is not None:
         raise typer.BadParameter("--prompt-ids excludes --prompt and --file")
     return "", [*parse_ids(prompt_ids, flag="--prompt-ids")]
+
+
+def _refuse_same(file: Path | None, trace: Path | None) -> None:
+    """A trace in the place of the prompt would cost the prompt."""
+    if not (file and trace and file.exists() and trace.exists()):
+        return
+    if file.samefile(trace):
+        raise SettingsError(f"--trace {trace} is the file of the prompt: pass another name")
 
 
 def _answer(session: Session, ids: list[int], *, as_json: bool, heat: bool) -> bool:

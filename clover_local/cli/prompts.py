@@ -7,6 +7,9 @@ import typer
 
 from clover_local.errors import SettingsError
 
+LARGEST = 10_000_000
+"""Bytes of a text that is read: more than any context holds, and an end for what has none."""
+
 
 def read_prompt(text: str | None, *, file: Path | None, keep_newline: bool) -> str:
     """The text to answer: given, or from a file (`-` = stdin), or from a pipe to stdin.
@@ -15,7 +18,7 @@ def read_prompt(text: str | None, *, file: Path | None, keep_newline: bool) -> s
 
     Raises:
         typer.BadParameter: two sources, or none.
-        SettingsError: the text is empty, or no UTF-8, or cannot be read.
+        SettingsError: the text is empty, too long, or no UTF-8, or cannot be read.
     """
     if text is not None and file is not None:
         raise typer.BadParameter("--prompt and --file exclude each other")
@@ -27,13 +30,17 @@ def read_prompt(text: str | None, *, file: Path | None, keep_newline: bool) -> s
         standard_input = file is None or str(file) == "-"
         source = "stdin" if standard_input else str(file)
         try:
-            content = (
-                sys.stdin.buffer.read() if standard_input or file is None else file.read_bytes()
-            )
+            if standard_input or file is None:
+                content = sys.stdin.buffer.read(LARGEST + 1)
+            else:
+                with file.open("rb") as stream:
+                    content = stream.read(LARGEST + 1)
         except OSError as error:
             raise SettingsError(
                 f"{source} cannot be read ({error.strerror or error}): pass another prompt"
             ) from None
+        if len(content) > LARGEST:
+            raise SettingsError(f"{source} has more than {LARGEST:,} bytes: pass a shorter prompt")
         text = decode(content, source)
         text = text if keep_newline else text.rstrip("\r\n")
     if not text.strip():

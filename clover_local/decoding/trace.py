@@ -43,7 +43,9 @@ class Trace:
     """An open trace file; a context manager."""
 
     def __init__(self, path: Path, *, model_hash: str, model: str = "") -> None:
-        """Opens `path`, and empties it where it holds a trace; `model` says where the model lies.
+        """Opens `path`; a trace that is there stays until the first record takes its place.
+
+        `model` says where the model lies.
 
         Raises:
             SettingsError: the path cannot be written, or holds something else.
@@ -51,9 +53,11 @@ class Trace:
         self.path = path
         self.model = model
         self.model_hash = model_hash
+        self._is_empty = True
         try:
             _refuse_other_file(path)
-            self._file = path.open("w", encoding="utf-8")
+            self._is_new = not path.exists()
+            self._file = path.open("a", encoding="utf-8")
         except OSError as error:
             raise self._unwritable(error) from None
 
@@ -66,14 +70,19 @@ class Trace:
         if self._file.closed:
             return
         try:
+            if self._is_empty and self.path.is_file():
+                self._file.truncate(0)
+            self._is_empty = False
             self._file.write(json.dumps(record, allow_nan=False) + "\n")
             self._file.flush()
         except OSError as error:
             raise self._unwritable(error) from None
 
     def close(self) -> None:
-        """Closes the file; twice is fine."""
+        """Closes the file, and leaves none behind without a record; twice is fine."""
         with suppress(OSError):  # every record was flushed, or `write` has said why not
+            if not self._file.closed and self._is_empty and self._is_new:
+                self.path.unlink()
             self._file.close()
 
     def __enter__(self) -> "Trace":

@@ -281,3 +281,14 @@ def test_heat_without_colours_is_reported_and_changes_nothing(
     outcome = run(*arguments, "--heat", "--json")
     assert (outcome.code, "--heat has no effect with --json" in outcome.err) == (0, True)
     assert run(*arguments, "--heat", "--strict").code == 1
+
+
+def test_a_trace_never_takes_the_place_of_its_prompt(run: Call, tmp_path: Path) -> None:
+    prompt = tmp_path / "run.jsonl"
+    assert run("generate", "demo", "-p", "hi", "--trace", str(prompt), "-q").code == 0
+    before = prompt.read_bytes()
+    outcome = run("generate", "demo", "-f", str(prompt), "--trace", str(prompt))
+    assert (outcome.code, outcome.out) == (1, "")
+    assert "is the file of the prompt" in outcome.err
+    assert run("generate", "demo", "-p", "hi", "--context", "1", "--trace", str(prompt)).code == 1
+    assert prompt.read_bytes() == before

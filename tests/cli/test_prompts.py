@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import typer
 
-from clover_local.cli.prompts import decode, messages, parse_ids, read_prompt
+from clover_local.cli.prompts import LARGEST, decode, messages, parse_ids, read_prompt
 from clover_local.errors import SettingsError
 
 
@@ -62,3 +62,12 @@ def test_what_is_no_list_of_ids_is_refused(text: str) -> None:
 def test_a_system_prompt_stands_before_the_question() -> None:
     assert [m["role"] for m in messages("q", system="s")] == ["system", "user"]
     assert messages("q", system=None) == [{"role": "user", "content": "q"}]
+
+
+def test_a_prompt_without_an_end_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(SettingsError, match="more than 10,000,000 bytes"):
+        read_prompt(None, file=Path("/dev/zero"), keep_newline=False)
+    endless = io.TextIOWrapper(io.BytesIO(b"a" * (LARGEST + 1)))
+    monkeypatch.setattr(sys, "stdin", endless)
+    with pytest.raises(SettingsError, match="stdin has more than"):
+        read_prompt(None, file=None, keep_newline=False)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -99,6 +100,20 @@ def test_full_disk_is_said_once_and_closing_adds_nothing() -> None:
         Trace(Path("/dev/full"), model_hash="") as trace,
     ):
         trace.write({"record": "header"})
+
+
+def test_a_trace_stays_until_there_is_another(tmp_path: Path) -> None:
+    path, fresh = tmp_path / "old.jsonl", tmp_path / "new.jsonl"
+    with Trace(path, model_hash="x") as trace:
+        trace.write({"record": "header", "n": 1})
+    old = path.read_bytes()
+    with suppress(ZeroDivisionError), Trace(path, model_hash="x"), Trace(fresh, model_hash="x"):
+        raise ZeroDivisionError
+    assert path.read_bytes() == old
+    assert not fresh.exists()
+    with Trace(path, model_hash="x") as trace:
+        trace.write({"record": "header", "n": 2})
+        assert path.read_text() == '{"record": "header", "n": 2}\n'
 
 
 def test_a_file_that_is_no_trace_is_kept(tmp_path: Path) -> None:

@@ -66,13 +66,13 @@ class AutoUse:
     def line(self) -> str:
         """The mode and why."""
         others = [
-            f"{rate.mode} {rate.tokens_per_second:.0f}"
+            f"{rate.mode} {_number(rate.tokens_per_second)}"
             for rate in self.rates
             if rate.mode != self.mode
         ]
         own = next((r.tokens_per_second for r in self.rates if r.mode == self.mode), 0.0)
         against = f" against {', '.join(others)}" if others else ""
-        return f"{self.mode}: {own:.0f} tok/s{against}"
+        return f"{self.mode}: {_number(own)} tok/s{against}"
 
     def to_json(self) -> dict[str, object]:
         """The same as an object; `rates` has the fastest first."""
@@ -92,6 +92,11 @@ class AutoUse:
             "probes": self.probes,
             "changes": self.changes,
         }
+
+
+def _number(amount: float) -> str:
+    """To two digits or all in front of the point."""
+    return f"{amount:.0f}" if amount >= 10 else f"{amount:.2g}"
 
 
 @dataclass(frozen=True)
