@@ -62,6 +62,21 @@ class VerifyRecord:
     tokens: tuple[int, ...]
     delta: tuple[DeltaRecord, ...]  # per GDN layer
 
+    def first(self, rows: int, state: "SequenceState") -> tuple[int, ...]:
+        """The tokens of its first rows, for `state` to commit.
+
+        Raises:
+            ValueError: more rows than were verified, or none; a state that has gone on since.
+        """
+        if not 1 <= rows <= len(self.tokens):
+            raise ValueError(f"{rows} rows to accept of {len(self.tokens)}")
+        if state.committed is not self.before:
+            raise ValueError(
+                f"verified behind {len(self.before.tokens)} tokens; the state, of {state.length},"
+                " is another by now"
+            )
+        return self.tokens[:rows]
+
 
 @dataclass(frozen=True)
 class StateBytes:

@@ -29,6 +29,8 @@ from clover_local.kernels.gated_delta_commit import (
     DeltaRecord,
     DeltaState,
     HeadShape,
+    LayeredRecord,
+    LayeredStates,
     MixerWeights,
     ProjectedRows,
 )
@@ -54,6 +56,8 @@ __all__ = [
     "ExpertMatrices",
     "HeadShape",
     "KeysValues",
+    "LayeredRecord",
+    "LayeredStates",
     "MixedExperts",
     "MixerWeights",
     "ProjectedRows",
@@ -76,6 +80,7 @@ __all__ = [
     "on_gpu",
     "plain_routing",
     "replay",
+    "replay_layers",
     "rms_norm",
     "rotary_angles",
     "route",
@@ -220,25 +225,41 @@ def mix_commit(
 
 
 def mix_verify(
-    rows: ProjectedRows, weights: MixerWeights, *, before: DeltaState
+    rows: ProjectedRows,
+    weights: MixerWeights,
+    *,
+    before: DeltaState,
+    into: DeltaRecord | None = None,
 ) -> tuple[Tensor, DeltaRecord]:
     """A GDN layer over rows that may not count; see `gated_delta_commit.py`."""
     if on_gpu(rows.qkv):
         from clover_local.kernels.gpu import operators
 
-        return operators.mix_verify(rows, weights, before=before)
-    return gated_delta_commit.mix_verify(rows, weights, before=before)
+        return operators.mix_verify(rows, weights, before=before, into=into)
+    return gated_delta_commit.mix_verify(rows, weights, before=before, into=into)
 
 
 def replay(
     record: DeltaRecord, *, rows: int, before: DeltaState, into: DeltaState | None = None
 ) -> DeltaState:
     """The state after the first rows of a record; see `gated_delta_commit.py`."""
-    if on_gpu(record.k):
+    if on_gpu(record.mixed):
         from clover_local.kernels.gpu import operators
 
         return operators.replay(record, rows=rows, before=before, into=into)
     return gated_delta_commit.replay(record, rows=rows, before=before, into=into)
+
+
+def replay_layers(
+    record: LayeredRecord, *, rows: int, before: LayeredStates, into: LayeredStates
+) -> None:
+    """The states of all layers after the first rows of a record; see `gated_delta_commit.py`."""
+    run = gated_delta_commit.replay_layers
+    if on_gpu(record.mixed):
+        from clover_local.kernels.gpu import operators
+
+        run = operators.replay_layers
+    run(record, rows=rows, before=before, into=into)
 
 
 def mix_preview(

@@ -5,7 +5,8 @@ once (the WY form of Yang et al., "Gated Delta Networks", 2024, section 3.3). Bo
 make a new state; the one they were given stays as it was. `mix_commit` is all that a GDN layer does
 between its two projections: convolution, delta rule, gated norm. `mix_verify` does the same over
 rows that may not count and makes no state, but a record, from which `replay` makes the state after
-the first of them.
+the first of them. States and records of several layers can lie in one tensor of each kind, so that
+`replay_layers` replays all of them at once.
 
 T rows; q and k [T, H_k, Dk] with unit length, v [T, H_v, Dv], g and beta [T, H_v], S [H_v, Dk, Dv].
 A key head serves H_v / H_k consecutive value heads.
@@ -36,6 +37,16 @@ class HeadShape:
     def channels(self) -> int:
         """C."""
         return 2 * self.key_heads * self.key_dim + self.value_heads * self.value_dim
+
+    def keys_of(self, mixed: Tensor) -> Tensor:
+        """Of q | k | v [..., C] the view k [..., H_k, Dk]."""
+        keys = self.key_heads * self.key_dim
+        return mixed[..., keys : 2 * keys].unflatten(-1, (self.key_heads, self.key_dim))
+
+    def values_of(self, mixed: Tensor) -> Tensor:
+        """Of q | k | v [..., C] the view v [..., H_v, Dv]."""
+        keys = self.key_heads * self.key_dim
+        return mixed[..., 2 * keys :].unflatten(-1, (self.value_heads, self.value_dim))
 
 
 @dataclass(frozen=True, eq=False)
@@ -72,11 +83,86 @@ class DeltaState:
 class DeltaRecord:
     """What a GDN layer keeps of rows that may not count: a state per row would be much larger."""
 
+    heads: HeadShape
     inputs: Tensor  # [T, C] any float: of the convolution
-    k: Tensor  # [T, H_k, Dk]
-    v: Tensor  # [T, H_v, Dv]
+    mixed: Tensor  # [T, C] float32: behind it, q | k | v, of which a replay reads k and v
     g: Tensor  # [T, H_v]
     beta: Tensor  # [T, H_v]
+
+    @property
+    def k(self) -> Tensor:
+        """[T, H_k, Dk], unit length."""
+        return self.heads.keys_of(self.mixed)
+
+    @property
+    def v(self) -> Tensor:
+        """[T, H_v, Dv]."""
+        return self.heads.values_of(self.mixed)
+
+    def copy_(self, other: "DeltaRecord") -> None:
+        """Takes the numbers of a record of as many rows."""
+        self.inputs.copy_(other.inputs)
+        self.mixed.copy_(other.mixed)
+        self.g.copy_(other.g)
+        self.beta.copy_(other.beta)
+
+
+@dataclass(frozen=True, eq=False)
+class LayeredStates:
+    """`DeltaState` of L layers."""
+
+    recurrent: Tensor  # [L, H_v, Dk, Dv]
+    conv: Tensor  # [L, J - 1, C]
+
+    @classmethod
+    def empty(
+        cls, layers: int, heads: HeadShape, *, kept: int, device: torch.device
+    ) -> "LayeredStates":
+        """Room for them; `kept` inputs of the convolution."""
+        shape = (layers, heads.value_heads, heads.key_dim, heads.value_dim)
+        return cls(
+            torch.empty(shape, device=device),
+            torch.empty(layers, kept, heads.channels, device=device),
+        )
+
+    @property
+    def layers(self) -> tuple[DeltaState, ...]:
+        """Views of each layer's own."""
+        return tuple(map(DeltaState, self.recurrent, self.conv))
+
+
+@dataclass(frozen=True, eq=False)
+class LayeredRecord:
+    """`DeltaRecord` of L layers; rows of a layer may be followed by some that mean nothing."""
+
+    heads: HeadShape
+    inputs: Tensor  # [L, T, C]
+    mixed: Tensor  # [L, T, C]
+    g: Tensor  # [L, T, H_v]
+    beta: Tensor  # [L, T, H_v]
+
+    @classmethod
+    def empty(
+        cls, layers: int, rows: int, *, heads: HeadShape, dtype: torch.dtype, device: torch.device
+    ) -> "LayeredRecord":
+        """Room for `rows` rows, whose inputs are `dtype`."""
+        inputs = torch.empty(layers, rows, heads.channels, dtype=dtype, device=device)
+        g = torch.empty(layers, rows, heads.value_heads, device=device)
+        mixed = torch.empty_like(inputs, dtype=torch.float32)
+        return cls(heads, inputs, mixed, g, torch.empty_like(g))
+
+    def first(self, rows: int) -> "LayeredRecord":
+        """Views of the first rows of each layer."""
+        parts = (x[:, :rows] for x in (self.inputs, self.mixed, self.g, self.beta))
+        return LayeredRecord(self.heads, *parts)
+
+    @property
+    def layers(self) -> tuple[DeltaRecord, ...]:
+        """Views of each layer's own."""
+        return tuple(
+            DeltaRecord(self.heads, *parts)
+            for parts in zip(self.inputs, self.mixed, self.g, self.beta, strict=True)
+        )
 
 
 def mix_commit(
@@ -111,15 +197,24 @@ def mix_commit(
 
 
 def mix_verify(
-    rows: ProjectedRows, weights: MixerWeights, *, before: DeltaState
+    rows: ProjectedRows,
+    weights: MixerWeights,
+    *,
+    before: DeltaState,
+    into: DeltaRecord | None = None,
 ) -> tuple[Tensor, DeltaRecord]:
-    """As `mix_commit`, but with a record of the rows in place of the state after them."""
+    """As `mix_commit`, but with a record of the rows, in `into` or new, and no state after them."""
     y, _ = causal_conv(rows.qkv, before.conv, taps=weights.taps)
     q, k, v = split_heads(y, weights.heads)
     g, beta = log_decay(rows, weights), rows.b.float().sigmoid()
     out, _ = gated_delta_rule(q, k, v=v, g=g, beta=beta, state=before.recurrent)
     normed = gated_rms_norm(out, weights.norm, gate=rows.z, eps=weights.eps)
-    return normed, DeltaRecord(rows.qkv, k, v, g, beta)
+    mixed = torch.cat([x.flatten(1) for x in (q, k, v)], dim=1)
+    record = DeltaRecord(weights.heads, rows.qkv, mixed, g, beta)
+    if into is None:
+        return normed, record
+    into.copy_(record)
+    return normed, into
 
 
 def replay(
@@ -141,6 +236,14 @@ def replay(
     into.recurrent.copy_(recurrent)
     into.conv.copy_(conv)
     return into
+
+
+def replay_layers(
+    record: LayeredRecord, *, rows: int, before: LayeredStates, into: LayeredStates
+) -> None:
+    """`replay` of every layer; `into` is another place than `before`."""
+    for each, start, end in zip(record.layers, before.layers, into.layers, strict=True):
+        replay(each, rows=rows, before=start, into=end)
 
 
 def conv_after(inputs: Tensor, conv_state: Tensor) -> Tensor:

@@ -16,9 +16,11 @@ of three stages with it:
                + R (4 D + 3 F_shared N)         their sum, the shared expert
 
 and the logits of its last row. A captured pass has the same for the rows of a block, with logits
-of each of them in N bytes and float32; its graph keeps that memory for itself. Where plain PyTorch
-picks the rows of a block, it has up to nine tensors like their logits in float32, among them what
-the rules `klass` and `credit` keep from pass to pass.
+of each of them in N bytes, twice, since there is a graph for either set of states that it may read;
+the graphs keep that memory for themselves. A draft has such logits of its preview and of its verify
+for half as many rows, and for each GDN layer a record of R (C (N + 4) + 2 H_v 4). Where plain
+PyTorch picks the rows of a block, it has up to nine tensors like their logits in float32, among
+them what the rules `klass` and `credit` keep from pass to pass.
 """
 
 from clover_local.config import ModelConfig
@@ -33,6 +35,8 @@ PREFILL_ROWS = 512
 PICK_TENSORS = 9
 """Of [rows, V] float32: torch's profiler counts eight for `klass` and `credit` with controls, and
 one for a draw from the head of a vocabulary."""
+DRAFT_ROWS = 16
+"""Of a draft, unless asked for more; what wider ones take, experts give up."""
 GRAPH_BYTES = 32 * MIB
 """For the graphs themselves, some 600 launches each for a few widths, and partial sums of split-K.
 Assumed: not measured on the card."""
@@ -82,4 +86,13 @@ def graph_pool(config: ModelConfig, *, number_bytes: int) -> int:
     """What captured passes over a block need; they share it, since they never run together."""
     rows = config.block_size
     chunk = chunk_bytes(config, rows=rows, number_bytes=number_bytes)
-    return chunk + logits_bytes(config, rows=rows, number_bytes=number_bytes) + GRAPH_BYTES
+    logits = 2 * rows * config.vocab_size * number_bytes
+    record = record_bytes(config, rows=DRAFT_ROWS, number_bytes=number_bytes)
+    return chunk + logits + record + GRAPH_BYTES
+
+
+def record_bytes(config: ModelConfig, *, rows: int, number_bytes: int) -> int:
+    """What a verify of so many rows keeps of them until it is known which are accepted."""
+    layers = sum(not config.is_attention(layer) for layer in range(config.num_hidden_layers))
+    row = config.qkv_dim * (number_bytes + 4) + 2 * config.linear_num_value_heads * 4
+    return rows * layers * row

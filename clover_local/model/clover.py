@@ -215,38 +215,22 @@ class Clover:
         record = VerifyRecord(state.committed, tuple(ids), tuple(delta))
         return VerifyOutput(output.logits, output.expert_ids, record=record)
 
-    def accept(
-        self,
-        record: VerifyRecord,
-        rows: int,
-        state: SequenceState,
-        *,
-        into: Sequence[DeltaState] | None = None,
-    ) -> None:
+    def accept(self, record: VerifyRecord, rows: int, state: SequenceState) -> None:
         """Commits the first `rows` rows of the last verify over `state`.
 
-        The GDN states are replayed from the record; no layer runs again. `into` as in
-        `commit_rows`.
+        The GDN states are replayed from the record; no layer runs again.
 
         Raises:
             ValueError: more rows than were verified, or none; a state that has gone on since.
         """
-        if not 1 <= rows <= len(record.tokens):
-            raise ValueError(f"{rows} rows to accept of {len(record.tokens)}")
-        if state.committed is not record.before:
-            raise ValueError(
-                f"verified behind {len(record.before.tokens)} tokens; the state, of {state.length},"
-                " is another by now"
-            )
-        delta: list[DeltaState] = []
+        tokens = record.first(rows, state)
         with torch.inference_mode():
-            for number, before in enumerate(state.view().delta):
-                own = None if into is None else into[number]
-                delta.append(
-                    dispatch.replay(record.delta[number], rows=rows, before=before, into=own)
-                )
+            delta = [
+                dispatch.replay(each, rows=rows, before=before)
+                for each, before in zip(record.delta, state.view().delta, strict=True)
+            ]
         state.advance(
-            record.tokens[:rows],
+            tokens,
             recurrent=[x.recurrent for x in delta],
             conv=[x.conv for x in delta],
         )
@@ -283,12 +267,16 @@ class Clover:
         unwanted = {"all": 0, "last": len(ids) - 1, "none": len(ids)}[logits]
         return self._output(x[unwanted:], outputs), delta
 
-    def verify_rows(self, ids: Tensor, before: StateView) -> tuple[PassOutput, list[DeltaRecord]]:
-        """`verify` without the bookkeeping; arguments as in `commit_rows`."""
+    def verify_rows(
+        self, ids: Tensor, before: StateView, *, into: Sequence[DeltaRecord] | None = None
+    ) -> tuple[PassOutput, list[DeltaRecord]]:
+        """`verify` without the bookkeeping; arguments as in `commit_rows`, `into` for records."""
         delta: list[DeltaRecord] = []
 
         def mix(mixer: GatedDeltaNet, x: Tensor) -> Tensor:
-            mixed, record = mixer.verify(x, before.delta[len(delta)])
+            number = len(delta)
+            own = None if into is None else into[number]
+            mixed, record = mixer.verify(x, before.delta[number], into=own)
             delta.append(record)
             return mixed
 

@@ -27,6 +27,16 @@ def take_diffusion(take: Take) -> DiffusionWeights:
     )
 
 
+def heads_of(config: ModelConfig) -> HeadShape:
+    """How the channels of these layers divide."""
+    return HeadShape(
+        key_heads=config.linear_num_key_heads,
+        value_heads=config.linear_num_value_heads,
+        key_dim=config.linear_key_head_dim,
+        value_dim=config.linear_value_head_dim,
+    )
+
+
 class GatedDeltaNet:
     """out_proj(gated_norm(mix(conv(in_proj(x)))))."""
 
@@ -38,12 +48,7 @@ class GatedDeltaNet:
         self.in_proj = Linear(*(take(f"in_proj_{name}.weight") for name in ("qkv", "z", "a", "b")))
         self.out_proj = Linear(take("out_proj.weight"))
         self.weights = MixerWeights(
-            heads=HeadShape(
-                key_heads=config.linear_num_key_heads,
-                value_heads=config.linear_num_value_heads,
-                key_dim=config.linear_key_head_dim,
-                value_dim=config.linear_value_head_dim,
-            ),
+            heads=heads_of(config),
             taps=take_float32(take, "conv1d.weight").T.contiguous(),
             rate=-take_float32(take, "A_log").exp(),
             dt_bias=take_float32(take, "dt_bias"),
@@ -58,9 +63,13 @@ class GatedDeltaNet:
         mixed, after = dispatch.mix_commit(self._project(x), self.weights, before=before, into=into)
         return self.out_proj(mixed.flatten(1)), after
 
-    def verify(self, x: Tensor, before: DeltaState) -> tuple[Tensor, DeltaRecord]:
+    def verify(
+        self, x: Tensor, before: DeltaState, *, into: DeltaRecord | None = None
+    ) -> tuple[Tensor, DeltaRecord]:
         """As `commit`, but with a record of the rows in place of the state after them."""
-        mixed, record = dispatch.mix_verify(self._project(x), self.weights, before=before)
+        mixed, record = dispatch.mix_verify(
+            self._project(x), self.weights, before=before, into=into
+        )
         return self.out_proj(mixed.flatten(1)), record
 
     def preview(self, x: Tensor, before: DeltaState) -> Tensor:

@@ -8,6 +8,10 @@ in tensors that are made once: a commit reads one set and writes the other, whic
 committed one whole until the commit is published. Keys and values stay in the buffers of the
 sequence, whose length is on the device; when those grow, everything is captured anew.
 
+A verify reads one set and writes a record of its rows into tensors that only it uses, so that any
+preview may come before they are accepted. Accepting is no graph: it replays the record into the
+other set, two launches for all layers together.
+
 A pass is captured at its second run, for every number of rows up to `GRAPH_ROWS`; longer commits
 are prompts, which are bound by arithmetic and run launch by launch. On a CPU the same code runs
 without graphs, for tests.
@@ -15,6 +19,7 @@ without graphs, for tests.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Literal, TypeVar
 
 import torch
 from torch import Tensor
@@ -23,22 +28,62 @@ from clover_local.cache import Committed, SequenceState, StateView, VerifyRecord
 from clover_local.config import ModelConfig
 from clover_local.decoding.pick import DeviceBlock
 from clover_local.experts.traffic import OffloadStats
-from clover_local.kernels.dispatch import DeltaState
+from clover_local.kernels import dispatch
+from clover_local.kernels.dispatch import DeltaRecord, DeltaState, LayeredRecord, LayeredStates
 from clover_local.kernels.gpu.replay import Replay
 from clover_local.model.clover import Clover, Logits
+from clover_local.model.gated_delta_net import heads_of
 from clover_local.model.output import PassOutput, VerifyOutput
 from clover_local.residency.demand import CommitKind
 
 GRAPH_ROWS = 64
 
+Kind = TypeVar("Kind")
+Output = TypeVar("Output")
+_Verified = tuple[PassOutput, list[DeltaRecord]]
+
 
 @dataclass(frozen=True)
 class _Kind:
-    """What one graph holds: a preview, or a commit with or without logits."""
+    """What one graph holds."""
+
+    forward: Literal["preview", "commit"]
+    rows: int
+    logits: Logits  # of which rows
+    source: int  # the set of states that it reads
+
+
+@dataclass(frozen=True)
+class _VerifyKind:
+    """What the graph of a verify holds."""
 
     rows: int
-    logits: Logits | None  # None: a preview
-    source: int  # the set of states that it reads
+    source: int
+
+
+@dataclass(frozen=True, eq=False)
+class _Set:
+    """The GDN states of a sequence at fixed places."""
+
+    together: LayeredStates
+    layers: tuple[DeltaState, ...]  # views of them
+
+
+@dataclass(frozen=True, eq=False)
+class _Record:
+    """Where verifies of some number of rows write theirs."""
+
+    together: LayeredRecord
+    layers: tuple[DeltaRecord, ...]  # views of it
+
+
+@dataclass(frozen=True, eq=False)
+class _Latest:
+    """The last verify, while nothing else has written rows."""
+
+    record: VerifyRecord
+    together: LayeredRecord | None  # None: it was no graph
+    source: int = 0
 
 
 class GraphedClover:
@@ -51,10 +96,14 @@ class GraphedClover:
         self._eager: str | None = None
         self._state: SequenceState | None = None
         self._buffers: tuple[int, ...] = ()
-        self._sets: tuple[tuple[DeltaState, ...], ...] = ()
+        self._sets: tuple[_Set, ...] = ()
+        self._record: LayeredRecord | None = None
+        self._records: dict[int, _Record] = {}
+        self._latest: _Latest | None = None
         self._ids: dict[tuple[int, bool], Tensor] = {}
         self._blocks: dict[int, DeviceBlock] = {}
         self._graphs: dict[_Kind, Replay[PassOutput]] = {}
+        self._verifies: dict[_VerifyKind, Replay[_Verified]] = {}
         on_cuda = model.device.type == "cuda"
         self._pool = torch.cuda.graph_pool_handle() if on_cuda else None
         obstacle = model.experts.waits_because
@@ -99,20 +148,21 @@ class GraphedClover:
     ) -> PassOutput:
         """As `Clover.commit`. The output is valid until the next pass."""
         ids = self.model.checked(tokens, state)
+        self._latest = None
         if not self._has_graph(len(ids)):
             return self.model.commit(ids, state, logits=logits, kind=kind)
         with torch.inference_mode():
             state.reserve(len(ids))
             source, view = self._enter(state)
             rows = self._upload(ids, preview=False)
-            target = self._sets[1 - source]
+            target = self._sets[1 - source].layers
             self.model.experts.begin(kind, block=state.length)
 
             def run() -> PassOutput:
                 output, _ = self.model.commit_rows(rows, view, logits=logits, into=target)
                 return output
 
-            output = self._run(_Kind(len(ids), logits, source), run)
+            output = self._run(self._graphs, _Kind("commit", len(ids), logits, source), run)
             if output is None:
                 return self.model.commit(ids, state, logits=logits, kind=kind)
         state.advance(ids, recurrent=[x.recurrent for x in target], conv=[x.conv for x in target])
@@ -131,27 +181,78 @@ class GraphedClover:
             def run() -> PassOutput:
                 return self.model.preview_rows(rows, view)
 
-            output = self._run(_Kind(len(ids), None, source), run)
+            output = self._run(self._graphs, _Kind("preview", len(ids), "all", source), run)
         if output is None:
             return self.model.preview(ids, state)
         return output.of_block(self._blocks[len(ids)])
 
     def verify(self, tokens: Tensor | Sequence[int], state: SequenceState) -> VerifyOutput:
-        """As `Clover.verify`: launch by launch, since no graph holds its record yet."""
-        return self.model.verify(tokens, state)
+        """As `Clover.verify`; the record is valid until the next verify or commit.
+
+        The rest of the output is valid until the next pass.
+        """
+        ids = self.model.checked(tokens, state)
+        self._latest = None
+        if not self._has_graph(len(ids)):
+            return self._eager_verify(ids, state)
+        with torch.inference_mode():
+            state.reserve(len(ids))
+            source, view = self._enter(state)
+            record = self._record_for(len(ids))
+            rows = self._upload(ids, preview=False)
+            self.model.experts.begin("commit", block=state.length)
+
+            def run() -> _Verified:
+                return self.model.verify_rows(rows, view, into=record.layers)
+
+            verified = self._run(self._verifies, _VerifyKind(len(ids), source), run)
+        if verified is None:
+            return self._eager_verify(ids, state)
+        output, _ = verified
+        own = VerifyRecord(state.committed, tuple(ids), record.layers)
+        self._latest = _Latest(own, record.together, source)
+        return VerifyOutput(output.logits, output.expert_ids, record=own)
+
+    def _eager_verify(self, ids: list[int], state: SequenceState) -> VerifyOutput:
+        output = self.model.verify(ids, state)
+        self._latest = _Latest(output.record, None)
+        return output
 
     def accept(self, record: VerifyRecord, rows: int, state: SequenceState) -> None:
-        """As `Clover.accept`; the states stay in the fixed sets where they have been there."""
-        into = None
-        for number, delta in enumerate(self._sets):
-            if delta and delta[0].recurrent is record.before.recurrent[0]:
-                into = self._sets[1 - number]
-        self.model.accept(record, rows, state, into=into)
+        """As `Clover.accept`; the states stay at their fixed places where they have been there.
+
+        Raises:
+            ValueError: as there; a record of an earlier verify than the last, or behind which rows
+                were written.
+        """
+        tokens, latest = record.first(rows, state), self._latest
+        if latest is None or latest.record is not record:
+            raise ValueError("another verify or commit has run since this record was made")
+        if latest.together is None:
+            self.model.accept(record, rows, state)
+            return
+        target = self._sets[1 - latest.source]
+        with torch.inference_mode():
+            dispatch.replay_layers(
+                latest.together,
+                rows=rows,
+                before=self._sets[latest.source].together,
+                into=target.together,
+            )
+        state.advance(
+            tokens,
+            recurrent=[x.recurrent for x in target.layers],
+            conv=[x.conv for x in target.layers],
+        )
 
     def _fall_back(self, reason: str) -> None:
         self._eager = reason
-        self._graphs.clear()
+        self._forget_graphs()
         self._on_fallback(f"passes run without CUDA graphs: {reason}")
+
+    def _forget_graphs(self) -> None:
+        self._graphs.clear()
+        self._verifies.clear()
 
     def _has_graph(self, rows: int) -> bool:
         return self._eager is None and rows <= GRAPH_ROWS
@@ -164,31 +265,57 @@ class GraphedClover:
         view = state.view()
         buffers = tuple(cache.keys.data_ptr() for cache in view.keys_values.values())
         if state is not self._state or buffers != self._buffers:
-            self._graphs.clear()
+            self._forget_graphs()
+            self._latest = None
             self._state, self._buffers = state, buffers
         now = state.committed
         if not self._sets:
-            self._sets = tuple(
-                tuple(
-                    DeltaState(torch.empty_like(recurrent), torch.empty_like(conv))
-                    for recurrent, conv in zip(now.recurrent, now.conv, strict=True)
-                )
-                for _ in range(2)
-            )
-        for number, delta in enumerate(self._sets):
-            if not delta or now.recurrent[0] is delta[0].recurrent:
+            self._sets = tuple(self._new_set(now) for _ in range(2))
+        for number, own in enumerate(self._sets):
+            if not own.layers or now.recurrent[0] is own.layers[0].recurrent:
                 return number, view
-        for own, recurrent, conv in zip(self._sets[0], now.recurrent, now.conv, strict=True):
-            own.recurrent.copy_(recurrent)
-            own.conv.copy_(conv)
+        layers = self._sets[0].layers
+        for delta, recurrent, conv in zip(layers, now.recurrent, now.conv, strict=True):
+            delta.recurrent.copy_(recurrent)
+            delta.conv.copy_(conv)
         state.place(
             Committed(
                 now.tokens,
-                tuple(x.recurrent for x in self._sets[0]),
-                tuple(x.conv for x in self._sets[0]),
+                tuple(x.recurrent for x in layers),
+                tuple(x.conv for x in layers),
             )
         )
         return 0, state.view()
+
+    def _new_set(self, like: Committed) -> _Set:
+        together = LayeredStates.empty(
+            len(like.recurrent),
+            heads_of(self.config),
+            kept=self.config.linear_conv_kernel_dim - 1,
+            device=self.device,
+        )
+        return _Set(together, together.layers)
+
+    def _record_for(self, rows: int) -> _Record:
+        """Where a verify of so many rows writes its record: always the same place.
+
+        All widths share it. It grows to the widest; then their graphs are captured anew.
+        """
+        if self._record is None or self._record.inputs.shape[1] < rows:
+            self._verifies.clear()
+            self._records.clear()
+            self._record = None  # its memory may serve the larger one
+            self._record = LayeredRecord.empty(
+                len(self._sets[0].layers),
+                rows,
+                heads=heads_of(self.config),
+                dtype=self.model.dtype,
+                device=self.device,
+            )
+        if rows not in self._records:
+            together = self._record.first(rows)
+            self._records[rows] = _Record(together, together.layers)
+        return self._records[rows]
 
     def _upload(self, ids: list[int], *, preview: bool) -> Tensor:
         """The tokens of a pass at their fixed place; what is there already is not sent again."""
@@ -208,11 +335,13 @@ class GraphedClover:
             self._ids[place].copy_(pinned, non_blocking=True)
         return self._ids[place]
 
-    def _run(self, kind: _Kind, run: Callable[[], PassOutput]) -> PassOutput | None:
-        """The pass, from its graph; None where it cannot be captured."""
-        if kind not in self._graphs:
-            self._graphs[kind] = Replay(run, device=self.device, pool=self._pool)
-        replay = self._graphs[kind]
+    def _run(
+        self, graphs: dict[Kind, Replay[Output]], kind: Kind, run: Callable[[], Output]
+    ) -> Output | None:
+        """The forward, from its graph; None where it cannot be captured."""
+        if kind not in graphs:
+            graphs[kind] = Replay(run, device=self.device, pool=self._pool)
+        replay = graphs[kind]
         self.model.experts.cut_with(replay.cut)
         try:
             return replay()

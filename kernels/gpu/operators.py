@@ -9,7 +9,13 @@ from torch import Tensor
 
 from clover_local.kernels.gpu import distinct
 from clover_local.kernels.gpu.attention.attend import attend_commit, attend_preview
-from clover_local.kernels.gpu.delta.mix import mix_commit, mix_preview, mix_verify, replay
+from clover_local.kernels.gpu.delta.mix import (
+    mix_commit,
+    mix_preview,
+    mix_verify,
+    replay,
+    replay_layers,
+)
 from clover_local.kernels.gpu.experts.add_norm import add_rms_norm
 from clover_local.kernels.gpu.experts.int4_experts import expert_results
 from clover_local.kernels.gpu.experts.record import ExpertSlots, resident_slots
@@ -39,6 +45,7 @@ __all__ = [
     "norm_rotary",
     "packed_linear",
     "replay",
+    "replay_layers",
     "resident_slots",
     "rms_norm",
     "route",

@@ -1,10 +1,15 @@
 """What forwards need besides weights and state."""
 
+import torch
+
 from clover_local.config import ModelConfig
+from clover_local.decoding.settings import Settings
+from clover_local.kernels.gated_delta_commit import LayeredRecord
 from clover_local.kernels.gpu.delta import gated_delta_chunked
 from clover_local.memory.sizes import MIB
 from clover_local.memory.workspace import (
     CHUNK_ROWS,
+    DRAFT_ROWS,
     GRAPH_BYTES,
     SPAN_ROWS,
     chunk_bytes,
@@ -12,7 +17,9 @@ from clover_local.memory.workspace import (
     logits_bytes,
     pick_workspace,
     prompt_workspace,
+    record_bytes,
 )
+from clover_local.model.gated_delta_net import heads_of
 
 
 def test_the_real_model_needs_most_for_its_delta_rule(real_config: ModelConfig) -> None:
@@ -49,6 +56,18 @@ def test_a_prompt_makes_one_row_of_logits_and_a_graph_a_block_of_them(
     assert logits_bytes(real_config, rows=32, number_bytes=2) == 32 * row
     chunk = chunk_bytes(real_config, rows=32, number_bytes=2)
     assert prompt_workspace(real_config, rows=32, number_bytes=2) == chunk + row
-    assert graph_pool(real_config, number_bytes=2) == chunk + 32 * row + GRAPH_BYTES
+    logits, record = 2 * 32 * 248_320 * 2, 16 * 30 * (8192 * 6 + 64 * 4)
+    assert record_bytes(real_config, rows=16, number_bytes=2) == record
+    assert graph_pool(real_config, number_bytes=2) == chunk + logits + record + GRAPH_BYTES
     assert pick_workspace(real_config, rows=32) == 9 * 32 * 248_320 * 4
     assert pick_workspace(real_config, rows=0) == 0
+
+
+def test_the_record_is_what_a_verify_of_the_usual_width_writes(odd_config: ModelConfig) -> None:
+    settings = Settings(odd_config.mask_token_id, odd_config.vocab_size)
+    assert settings.draft_width == DRAFT_ROWS
+    record = LayeredRecord.empty(
+        3, 16, heads=heads_of(odd_config), dtype=torch.bfloat16, device=torch.device("meta")
+    )
+    tensors = (record.inputs, record.mixed, record.g, record.beta)
+    assert record_bytes(odd_config, rows=16, number_bytes=2) == sum(x.nbytes for x in tensors)

@@ -46,6 +46,9 @@ def recurrent_kernel(
     q_stride,
     k_stride,
     v_stride,
+    k_layer,
+    v_layer,
+    gate_layer,
     scale,
     H_V: tl.constexpr,
     REPEATS: tl.constexpr,
@@ -53,23 +56,25 @@ def recurrent_kernel(
     DV: tl.constexpr,
     HAS_COUNT: tl.constexpr,
     HAS_OUT: tl.constexpr,
+    HAS_STATE: tl.constexpr,
     BLOCK_K: tl.constexpr,
     BLOCK_V: tl.constexpr,
 ):
-    """Program (head, columns): BLOCK_V columns of one head's S through all rows."""
+    """Program (head, columns, layer): BLOCK_V columns of one head's S through all rows."""
     head = tl.program_id(0)
+    layer = tl.program_id(2).to(tl.int64)
     key = tl.arange(0, BLOCK_K)
     column = tl.program_id(1) * BLOCK_V + tl.arange(0, BLOCK_V)
     is_key = key < DK
     is_column = column < DV
-    k += head // REPEATS * DK + key
-    v += head * DV + column
+    k += layer * k_layer + head // REPEATS * DK + key
+    v += layer * v_layer + head * DV + column
     if HAS_OUT:
         q += head // REPEATS * DK + key
         out += head * DV + column
-    g += head
-    beta += head
-    here = head * DK * DV + key[:, None] * DV + column[None, :]
+    g += layer * gate_layer + head
+    beta += layer * gate_layer + head
+    here = layer * (H_V * DK * DV) + head * DK * DV + key[:, None] * DV + column[None, :]
     inside = is_key[:, None] & is_column[None, :]
     s = tl.load(state + here, mask=inside, other=0.0)
     end = rows
@@ -111,7 +116,8 @@ def recurrent_kernel(
         for _ in range(end, rows):  # rows that do not count: zeros, not what memory held
             tl.store(out, tl.zeros([BLOCK_V], dtype=tl.float32), mask=is_column)
             out += H_V * DV
-    tl.store(new_state + here, s, mask=inside)
+    if HAS_STATE:
+        tl.store(new_state + here, s, mask=inside)
 
 
 def gated_delta_recurrent(
@@ -146,21 +152,55 @@ def gated_delta_recurrent(
     Raises:
         ValueError: a shape, dtype, stride or device does not fit.
     """
-    out = torch.empty(v.shape, dtype=torch.float32, device=v.device)
-    check_heads("q", q, shape=k.shape, like=k)
-    after = _launch_recurrent(
+    after = torch.empty_like(state) if new_state is None else new_state
+    out = _outputs(q, k, v=v)
+    check_rule(k, v=v, g=g, beta=beta, state=state, after=after)
+    if counted is not None:
+        check_dense("counted", counted, shape=(1,), like=k, dtype=torch.int32)
+    _launch(
         q,
-        k,
-        v=v,
-        g=g,
-        beta=beta,
-        state=state,
+        k[None],
+        v=v[None],
+        g=g[None],
+        beta=beta[None],
+        state=state[None],
         counted=counted,
         out=out,
-        new_state=new_state,
+        new_state=after,
         config=config,
     )
     return out, after
+
+
+def gated_delta_outputs(
+    q: Tensor,
+    k: Tensor,
+    *,
+    v: Tensor,
+    g: Tensor,
+    beta: Tensor,
+    state: Tensor,
+    config: RecurrentConfig = RECURRENT,
+) -> Tensor:
+    """o of `gated_delta_recurrent` alone, bit for bit: of rows that may not count.
+
+    Arguments and errors as there.
+    """
+    out = _outputs(q, k, v=v)
+    check_rule(k, v=v, g=g, beta=beta, state=state, after=state)
+    _launch(
+        q,
+        k[None],
+        v=v[None],
+        g=g[None],
+        beta=beta[None],
+        state=state[None],
+        counted=None,
+        out=out,
+        new_state=None,
+        config=config,
+    )
+    return out
 
 
 def gated_delta_replay(
@@ -170,30 +210,57 @@ def gated_delta_replay(
     g: Tensor,
     beta: Tensor,
     state: Tensor,
-    counted: Tensor,
-    new_state: Tensor | None = None,
+    new_state: Tensor,
     config: RecurrentConfig = RECURRENT,
-) -> Tensor:
-    """The state of `gated_delta_recurrent` after the rows that count, without outputs.
+) -> None:
+    """The state of `gated_delta_recurrent` alone, bit for bit: of L layers at once.
 
     A verifying pass keeps its k, v, g and beta; once it is known how many of its rows are accepted,
-    they are replayed. Arguments and errors as there.
+    they are replayed.
+
+    Args:
+        k: [L, T, H_k, Dk] float32; rows and layers may be apart, the heads of a row may not.
+        v: [L, T, H_v, Dv], as `k`.
+        g: [L, T, H_v]; layers may be apart.
+        beta: as `g`, and as far apart.
+        state: [L, H_v, Dk, Dv].
+        new_state: where the new states go; may be `state` itself.
+        config: instead of the table's.
+
+    Raises:
+        ValueError: a shape, dtype, stride or device does not fit.
     """
-    return _launch_recurrent(
+    layers = len(state)
+    for name, x in (("k", k), ("v", v), ("g", g), ("beta", beta), ("new state", new_state)):
+        if len(x) != layers:
+            raise ValueError(f"{name} is of {len(x)} layers, the state of {layers}")
+    check_dense("state", state, shape=state.shape, like=k)
+    check_dense("new state", new_state, shape=state.shape, like=k)
+    if not layers:
+        return
+    if g.stride(0) != beta.stride(0):
+        raise ValueError(f"layers of g are {g.stride(0)} apart, those of beta {beta.stride(0)}")
+    check_rule(k[0], v=v[0], g=g[0], beta=beta[0], state=state[0], after=new_state[0])
+    _launch(
         None,
         k,
         v=v,
         g=g,
         beta=beta,
         state=state,
-        counted=counted,
+        counted=None,
         out=None,
         new_state=new_state,
         config=config,
     )
 
 
-def _launch_recurrent(
+def _outputs(q: Tensor, k: Tensor, *, v: Tensor) -> Tensor:
+    check_heads("q", q, shape=k.shape, like=k)
+    return torch.empty(v.shape, dtype=torch.float32, device=v.device)
+
+
+def _launch(
     q: Tensor | None,
     k: Tensor,
     *,
@@ -205,13 +272,10 @@ def _launch_recurrent(
     out: Tensor | None,
     new_state: Tensor | None,
     config: RecurrentConfig,
-) -> Tensor:
-    after = torch.empty_like(state) if new_state is None else new_state
-    check_rule(k, v=v, g=g, beta=beta, state=state, after=after)
-    if counted is not None:
-        check_dense("counted", counted, shape=(1,), like=k, dtype=torch.int32)
-    value_heads, dk, dv = state.shape
-    recurrent_kernel[(value_heads, triton.cdiv(dv, config.block_values))](
+) -> None:
+    """All but q, counted and out have a dimension of layers in front; those are of one layer."""
+    layers, value_heads, dk, dv = state.shape
+    recurrent_kernel[(value_heads, triton.cdiv(dv, config.block_values), layers)](
         q=q,
         k=k,
         v=v,
@@ -220,23 +284,26 @@ def _launch_recurrent(
         state=state,
         counted=counted,
         out=out,
-        new_state=after,
-        rows=len(k),
+        new_state=new_state,
+        rows=k.shape[1],
         q_stride=0 if q is None else q.stride(0),
-        k_stride=k.stride(0),
-        v_stride=v.stride(0),
+        k_stride=k.stride(1),
+        v_stride=v.stride(1),
+        k_layer=k.stride(0),
+        v_layer=v.stride(0),
+        gate_layer=g.stride(0),
         scale=dk**-0.5,
         H_V=value_heads,
-        REPEATS=value_heads // k.shape[1],
+        REPEATS=value_heads // k.shape[2],
         DK=dk,
         DV=dv,
         HAS_COUNT=counted is not None,
         HAS_OUT=out is not None,
+        HAS_STATE=new_state is not None,
         BLOCK_K=triton.next_power_of_2(dk),
         BLOCK_V=config.block_values,
         num_warps=config.num_warps,
     )
-    return after
 
 
 def check_rule(
@@ -263,20 +330,25 @@ def check_rule(
 
 
 def gate_cases() -> tuple[GateCase, ...]:
-    """The real model's shapes: a commit whose rows are counted on the device, and a replay."""
+    """The real model's shapes: a commit with rows counted on the device, a verify, a replay."""
     floats = ("q", "k", "v", "g", "beta", "state", "out", "new_state")
-    integers = ("rows", "q_stride", "k_stride", "v_stride")
+    integers = ("rows", "q_stride", "k_stride", "v_stride", "k_layer", "v_layer", "gate_layer")
     types = dict.fromkeys(floats, "*fp32") | dict.fromkeys(integers, "i32")
     types |= {"counted": "*i32", "scale": "fp32"}
-    shape = {"H_V": 32, "REPEATS": 2, "DK": 128, "DV": 128, "HAS_COUNT": True, "BLOCK_K": 128}
+    shape = {"H_V": 32, "REPEATS": 2, "DK": 128, "DV": 128, "BLOCK_K": 128}
+    shape |= {"BLOCK_V": RECURRENT.block_values}
     return tuple(
         GateCase(
             name=f"gated_delta_commit {name}",
             fn=recurrent_kernel,
             signature=types,
-            constexprs=shape | {"HAS_OUT": has_out, "BLOCK_V": RECURRENT.block_values},
+            constexprs=shape | {"HAS_COUNT": counts, "HAS_OUT": has_out, "HAS_STATE": has_state},
             num_warps=RECURRENT.num_warps,
             num_stages=3,
         )
-        for name, has_out in (("recurrent", True), ("replay", False))
+        for name, counts, has_out, has_state in (
+            ("recurrent", True, True, True),
+            ("outputs", False, True, False),
+            ("replay", False, False, True),
+        )
     )

@@ -15,7 +15,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from clover_local.kernels.gated_delta_commit import HeadShape
+from clover_local.kernels.gated_delta_commit import DeltaRecord, HeadShape
 from clover_local.kernels.gpu.check import check_dense, check_rows
 from clover_local.kernels.gpu.gate import GateCase
 
@@ -120,6 +120,7 @@ def gated_delta_conv_kernel(
     g,
     beta,
     new_conv_state,
+    kept_inputs,
     rows,
     row_stride,
     a_stride,
@@ -132,6 +133,7 @@ def gated_delta_conv_kernel(
     RIGHT: tl.constexpr,
     HAS_COUNT: tl.constexpr,
     WRITES_STATE: tl.constexpr,
+    KEEPS_INPUTS: tl.constexpr,
     BLOCK_T: tl.constexpr,
     BLOCK_D: tl.constexpr,
     BLOCK_J: tl.constexpr,
@@ -165,6 +167,12 @@ def gated_delta_conv_kernel(
         )
         tap = tl.load(taps + j * channels + column, mask=in_head, other=0.0)
         acc += x * tap[None, :]
+        if KEEPS_INPUTS and j == LEFT - 1:  # the rows themselves
+            tl.store(
+                kept_inputs + t.to(tl.int64)[:, None] * channels + column[None, :],
+                x.to(kept_inputs.dtype.element_ty),
+                mask=new[:, None] & in_head[None, :],
+            )
     for i in tl.static_range(RIGHT):
         source = t + (i + 1)
         x = tl.load(
@@ -256,9 +264,41 @@ def commit_conv(
         heads=heads,
         counted=counted,
         after=after,
+        record=None,
         config=config,
     )
     return mixed, after
+
+
+def verify_conv(
+    qkv: Tensor,
+    conv_state: Tensor,
+    *,
+    taps: Tensor,
+    gates: Gates,
+    into: DeltaRecord,
+    config: ConvConfig | None = None,
+) -> Mixed:
+    """The causal form, of rows that may not count: writes a record in place of a state.
+
+    Arguments as in `commit_conv`; `into` gets the rows, and what the delta rule takes, of which the
+    result are views.
+
+    Raises:
+        ValueError: a shape, dtype, stride or device does not fit.
+    """
+    return _launch(
+        qkv,
+        conv_state,
+        taps=taps,
+        right_taps=None,
+        gates=gates,
+        heads=into.heads,
+        counted=None,
+        after=None,
+        record=into,
+        config=config,
+    )
 
 
 def preview_conv(
@@ -289,6 +329,7 @@ def preview_conv(
         heads=heads,
         counted=None,
         after=None,
+        record=None,
         config=config,
     )
 
@@ -303,6 +344,7 @@ def _launch(
     heads: HeadShape,
     counted: Tensor | None,
     after: Tensor | None,
+    record: DeltaRecord | None,
     config: ConvConfig | None,
 ) -> Mixed:
     rows, left = len(qkv), len(taps)
@@ -318,9 +360,16 @@ def _launch(
     check_dense("dt_bias", gates.dt_bias, shape=(value_heads,), like=qkv)
     check_dense("taps", taps, shape=(left, channels), like=qkv)
     check_dense("conv state", conv_state, shape=(left - 1, channels), like=qkv)
-    y = torch.empty(rows, channels, dtype=torch.float32, device=qkv.device)
-    g = torch.empty(rows, value_heads, dtype=torch.float32, device=qkv.device)
-    beta = torch.empty_like(g)
+    if record is None:
+        y = torch.empty(rows, channels, dtype=torch.float32, device=qkv.device)
+        g = torch.empty(rows, value_heads, dtype=torch.float32, device=qkv.device)
+        beta, kept = torch.empty_like(g), None
+    else:
+        y, g, beta, kept = record.mixed, record.g, record.beta, record.inputs
+        check_dense("kept inputs", kept, shape=qkv.shape, like=qkv, dtype=qkv.dtype)
+        check_dense("mixed", y, shape=qkv.shape, like=qkv)
+        check_dense("g", g, shape=gates.a.shape, like=qkv)
+        check_dense("beta", beta, shape=gates.a.shape, like=qkv)
     parts = 2 * heads.key_heads + value_heads
     gated_delta_conv_kernel[(parts, triton.cdiv(rows, config.block_rows))](
         qkv=qkv,
@@ -336,6 +385,7 @@ def _launch(
         g=g,
         beta=beta,
         new_conv_state=after,
+        kept_inputs=kept,
         rows=rows,
         row_stride=qkv.stride(0),
         a_stride=gates.a.stride(0),
@@ -348,6 +398,7 @@ def _launch(
         RIGHT=0 if right_taps is None else len(right_taps),
         HAS_COUNT=counted is not None,
         WRITES_STATE=after is not None,
+        KEEPS_INPUTS=kept is not None,
         BLOCK_T=config.block_rows,
         BLOCK_D=triton.next_power_of_2(max(heads.key_dim, heads.value_dim)),
         BLOCK_J=triton.next_power_of_2(left - 1),
@@ -360,10 +411,10 @@ def _launch(
 
 
 def gate_cases() -> tuple[GateCase, ...]:
-    """The real model's shapes: a commit and a preview of a block, and a prompt."""
+    """The real model's shapes: a commit, verify and preview of a block, and a prompt."""
     floats = ("conv_state", "taps", "right_taps", "rate", "dt_bias", "y", "g", "beta")
     types = dict.fromkeys((*floats, "new_conv_state"), "*fp32")
-    types |= {"qkv": "*bf16", "a": "*bf16", "b": "*bf16", "counted": "*i32"}
+    types |= {"qkv": "*bf16", "kept_inputs": "*bf16", "a": "*bf16", "b": "*bf16", "counted": "*i32"}
     types |= dict.fromkeys(("rows", "row_stride", "a_stride", "b_stride"), "i32")
     shape = {"H_K": 16, "H_V": 32, "DK": 128, "DV": 128, "LEFT": 4, "BLOCK_D": 128, "BLOCK_J": 4}
     return tuple(
@@ -376,8 +427,13 @@ def gate_cases() -> tuple[GateCase, ...]:
             num_stages=1,
         )
         for name, right, config, state in (
-            ("commit", 0, CONFIGS[0], {"HAS_COUNT": True, "WRITES_STATE": True}),
-            ("preview", 3, CONFIGS[0], {"HAS_COUNT": False, "WRITES_STATE": False}),
-            ("prompt", 0, CONFIGS[1], {"HAS_COUNT": False, "WRITES_STATE": True}),
+            ("commit", 0, CONFIGS[0], _flags(counts=True, writes=True)),
+            ("verify", 0, CONFIGS[0], _flags(keeps=True)),
+            ("preview", 3, CONFIGS[0], _flags()),
+            ("prompt", 0, CONFIGS[1], _flags(writes=True)),
         )
     )
+
+
+def _flags(*, counts: bool = False, writes: bool = False, keeps: bool = False) -> dict[str, bool]:
+    return {"HAS_COUNT": counts, "WRITES_STATE": writes, "KEEPS_INPUTS": keeps}

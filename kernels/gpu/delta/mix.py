@@ -3,26 +3,32 @@
 Defined by the plain operators of the same names.
 """
 
-from functools import cache
-
 import torch
 from torch import Tensor
 
 from clover_local.kernels.gated_delta_commit import (
     DeltaRecord,
     DeltaState,
+    LayeredRecord,
+    LayeredStates,
     MixerWeights,
     ProjectedRows,
-    conv_after,
 )
 from clover_local.kernels.gated_delta_preview import DiffusionWeights
 from clover_local.kernels.gpu.delta.gated_delta_chunked import gated_delta_chunked
 from clover_local.kernels.gpu.delta.gated_delta_commit import (
+    gated_delta_outputs,
     gated_delta_recurrent,
     gated_delta_replay,
 )
-from clover_local.kernels.gpu.delta.gated_delta_conv import Gates, commit_conv, preview_conv
+from clover_local.kernels.gpu.delta.gated_delta_conv import (
+    Gates,
+    commit_conv,
+    preview_conv,
+    verify_conv,
+)
 from clover_local.kernels.gpu.delta.gated_delta_preview import normed_block_softmax
+from clover_local.kernels.gpu.delta.keep_last import keep_last
 from clover_local.kernels.gpu.norms import gated_rms_norm
 
 RECURRENT_ROWS = 64
@@ -60,47 +66,56 @@ def mix_commit(
 
 
 def mix_verify(
-    rows: ProjectedRows, weights: MixerWeights, *, before: DeltaState
+    rows: ProjectedRows,
+    weights: MixerWeights,
+    *,
+    before: DeltaState,
+    into: DeltaRecord | None = None,
 ) -> tuple[Tensor, DeltaRecord]:
     """As the plain operator of this name; at most 64 rows."""
-    mixed, _ = commit_conv(
-        rows.qkv,
-        before.conv,
-        taps=weights.taps,
-        gates=_gates(rows, weights),
-        heads=weights.heads,
+    if into is None:
+        qkv, heads = rows.qkv, weights.heads
+        room = LayeredRecord.empty(1, len(qkv), heads=heads, dtype=qkv.dtype, device=qkv.device)
+        (into,) = room.layers
+    mixed = verify_conv(
+        rows.qkv, before.conv, taps=weights.taps, gates=_gates(rows, weights), into=into
     )
-    out, _ = gated_delta_recurrent(
+    out = gated_delta_outputs(
         mixed.q, mixed.k, v=mixed.v, g=mixed.g, beta=mixed.beta, state=before.recurrent
     )
-    normed = gated_rms_norm(out, weights.norm, gate=rows.z, eps=weights.eps)
-    return normed, DeltaRecord(rows.qkv, mixed.k, mixed.v, mixed.g, mixed.beta)
+    return gated_rms_norm(out, weights.norm, gate=rows.z, eps=weights.eps), into
 
 
 def replay(
     record: DeltaRecord, *, rows: int, before: DeltaState, into: DeltaState | None = None
 ) -> DeltaState:
     """As the plain operator of this name: the kernel's own loop again, so the same bits."""
-    recurrent = gated_delta_replay(
-        record.k,
-        v=record.v,
-        g=record.g,
-        beta=record.beta,
-        state=before.recurrent,
-        counted=_counted(rows, before.recurrent.device),
-        new_state=None if into is None else into.recurrent,
-    )
-    conv = conv_after(record.inputs[:rows], before.conv)
     if into is None:
-        return DeltaState(recurrent, conv)
-    into.conv.copy_(conv)
+        into = DeltaState(torch.empty_like(before.recurrent), torch.empty_like(before.conv))
+    parts = (x[None] for x in (record.inputs, record.mixed, record.g, record.beta))
+    replay_layers(
+        LayeredRecord(record.heads, *parts),
+        rows=rows,
+        before=LayeredStates(before.recurrent[None], before.conv[None]),
+        into=LayeredStates(into.recurrent[None], into.conv[None]),
+    )
     return into
 
 
-@cache
-def _counted(rows: int, device: torch.device) -> Tensor:
-    """A number of rows where the kernel reads it."""
-    return torch.tensor([rows], dtype=torch.int32, device=device)
+def replay_layers(
+    record: LayeredRecord, *, rows: int, before: LayeredStates, into: LayeredStates
+) -> None:
+    """As the plain operator of this name, in two launches for all layers."""
+    some = record.first(rows)
+    gated_delta_replay(
+        some.heads.keys_of(some.mixed),
+        v=some.heads.values_of(some.mixed),
+        g=some.g,
+        beta=some.beta,
+        state=before.recurrent,
+        new_state=into.recurrent,
+    )
+    keep_last(some.inputs, before.conv, new_conv=into.conv)
 
 
 def mix_preview(

@@ -9,6 +9,7 @@ from torch import Tensor
 from clover_local.kernels.gated_delta_commit import gated_delta_recurrent as definition
 from clover_local.kernels.gpu.delta.gated_delta_commit import (
     RecurrentConfig,
+    gated_delta_outputs,
     gated_delta_recurrent,
     gated_delta_replay,
 )
@@ -93,11 +94,54 @@ def test_rows_that_do_not_count_leave_the_state_and_give_zeros(counted: int, dev
     assert torch.equal(after, expected[1])
 
 
-def test_a_replay_of_accepted_rows_makes_the_same_state(device: str) -> None:
+def test_outputs_alone_are_those_of_rows_that_count(device: str) -> None:
     x = inputs(6, device)
-    _, expected = gated_delta_recurrent(**x, counted=count(4, device))
-    x.pop("q")
-    assert torch.equal(gated_delta_replay(**x, counted=count(4, device)), expected)
+    before = x["state"].clone()
+    assert torch.equal(gated_delta_outputs(**x), gated_delta_recurrent(**x)[0])
+    assert torch.equal(x["state"], before)
+
+
+def layered(layers: int, rows: int, device: str) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """Inputs of a replay of several layers, behind whose rows others lie; and of each layer."""
+    each = [inputs(rows + layer, device) for layer in range(layers)]
+    together: dict[str, Any] = {"state": torch.stack([x["state"] for x in each])}
+    for name in ("k", "v", "g", "beta"):
+        room = torch.full((layers, rows + layers, *each[0][name].shape[1:]), torch.nan)
+        together[name] = room.to(device)[:, :rows]
+        for layer, x in enumerate(each):
+            together[name][layer] = x[name][:rows]
+            x[name] = x[name][:rows]
+        for x in each:
+            x["q"] = x["q"][:rows]
+    return together, each
+
+
+@pytest.mark.parametrize("rows", [1, 5])
+def test_a_replay_of_all_layers_makes_the_state_of_each(rows: int, device: str) -> None:
+    together, each = layered(3, rows, device)
+    before = together["state"].clone()
+    after = torch.empty_like(before)
+    gated_delta_replay(**together, new_state=after)
+    for layer, x in enumerate(each):
+        assert torch.equal(after[layer], gated_delta_recurrent(**x)[1])
+    assert torch.equal(together["state"], before)
+
+
+def test_a_replay_of_no_layers_does_nothing(device: str) -> None:
+    together, _ = layered(2, 3, device)
+    none = {name: x[:0] for name, x in together.items()}
+    gated_delta_replay(**none, new_state=none["state"])
+
+
+def test_layers_that_do_not_fit_are_refused_with_both_numbers(device: str) -> None:
+    together, _ = layered(2, 3, device)
+    state = together["state"]
+    with pytest.raises(ValueError, match="v is of 1 layers, the state of 2"):
+        gated_delta_replay(**together | {"v": together["v"][:1]}, new_state=state)
+    with pytest.raises(ValueError, match=r"layers of g are 12 apart, those of beta 20"):
+        gated_delta_replay(**together | {"g": together["g"].contiguous()}, new_state=state)
+    with pytest.raises(ValueError, match=r"new state is \[2, 4, 20, 11\], not \[2, 4, 20, 12\]"):
+        gated_delta_replay(**together, new_state=state[..., 1:])
 
 
 def test_tensors_that_do_not_fit_are_refused_with_both_values(device: str) -> None:

@@ -8,10 +8,12 @@ from clover_local.kernels import gated_delta_commit as plain
 from clover_local.kernels.gated_delta_commit import (
     DeltaState,
     HeadShape,
+    LayeredRecord,
+    LayeredStates,
     MixerWeights,
     ProjectedRows,
 )
-from clover_local.kernels.gpu.delta.mix import mix_commit, mix_verify, replay
+from clover_local.kernels.gpu.delta.mix import mix_commit, mix_verify, replay, replay_layers
 
 H_K, H_V, DK, DV = 2, 4, 20, 12
 HEADS = HeadShape(key_heads=H_K, value_heads=H_V, key_dim=DK, value_dim=DV)
@@ -55,6 +57,34 @@ def test_accepted_rows_leave_their_commits_state_bit_for_bit(
     assert torch.equal(out[:count], normed)
     assert torch.equal(after.recurrent, expected.recurrent)
     assert torch.equal(after.conv, expected.conv)
+
+
+@pytest.mark.parametrize("count", [1, 3, 7])
+def test_records_of_several_layers_are_replayed_together_bit_for_bit(
+    count: int, layer: tuple[ProjectedRows, MixerWeights, DeltaState]
+) -> None:
+    """From their own places, which have room for more rows."""
+    rows, weights, before = layer
+    device = rows.qkv.device
+    record = LayeredRecord.empty(2, 9, heads=HEADS, dtype=torch.float32, device=device).first(7)
+    starts, ends = (LayeredStates.empty(2, HEADS, kept=3, device=device) for _ in range(2))
+    other = ProjectedRows(rows.qkv.flip(0), rows.z, rows.a, rows.b)
+    for number, own in enumerate((rows, other)):
+        starts.layers[number].recurrent.copy_(before.recurrent)
+        starts.layers[number].conv.copy_(before.conv + number)
+        start = starts.layers[number]
+        out, kept = mix_verify(own, weights, before=start, into=record.layers[number])
+        assert kept.mixed.data_ptr() == record.mixed[number].data_ptr()
+        assert torch.equal(out, mix_verify(own, weights, before=start)[0])
+    kept_starts = starts.recurrent.clone(), starts.conv.clone()
+    replay_layers(record, rows=count, before=starts, into=ends)
+    for number, own in enumerate((rows, other)):
+        some = ProjectedRows(own.qkv[:count], own.z[:count], own.a[:count], own.b[:count])
+        _, expected = mix_commit(some, weights, before=starts.layers[number])
+        assert torch.equal(ends.layers[number].recurrent, expected.recurrent)
+        assert torch.equal(ends.layers[number].conv, expected.conv)
+    assert torch.equal(starts.recurrent, kept_starts[0])
+    assert torch.equal(starts.conv, kept_starts[1])
 
 
 @pytest.mark.parametrize("count", [1, 3, 7])
