@@ -18,8 +18,9 @@ from clover_local.bench.models import random_model, widths
 from clover_local.cache import SequenceState
 from clover_local.config import ModelConfig
 from clover_local.decoding.controls import ResponseControls
-from clover_local.decoding.device_pick import DevicePicker, Inputs, Room
+from clover_local.decoding.device_pick import DevicePicker
 from clover_local.decoding.events import BlockCommitted, PassDone, PromptCommitted
+from clover_local.decoding.on_device.inputs import Inputs, Room
 from clover_local.decoding.settings import Settings
 from clover_local.generate import Generator
 from clover_local.kernels import dispatch

@@ -1,4 +1,4 @@
-"""What a pass, a commit and an AR token launch on a GPU, counted without one.
+"""What a pass, a commit, an AR token and a draft launch on a GPU, counted without one.
 
     python -m clover_local.bench.launches [--json]
 
@@ -26,7 +26,7 @@ from triton.runtime.interpreter import InterpretedFunction
 from triton.runtime.jit import JITFunction
 
 from clover_local.bench.models import random_model, real_layers
-from clover_local.cache import SequenceState
+from clover_local.cache import SequenceState, VerifyRecord
 from clover_local.config import ModelConfig
 from clover_local.decoding.device_pick import DevicePicker
 from clover_local.decoding.run import Run
@@ -36,7 +36,7 @@ from clover_local.model.graphs import GraphedClover
 
 LIMIT = 500
 """Launches of a pass, the pick included."""
-COMMIT_ROWS = 32
+COMMIT_ROWS, DRAFT_ROWS = 32, 16
 META = torch.device("meta")
 
 
@@ -141,15 +141,34 @@ def count(config: ModelConfig) -> dict[str, Launches]:
         assert run.next_logits is not None
         run.pick_next(run.next_logits)
 
+    drafted = [1, *[config.mask_token_id] * (DRAFT_ROWS - 1)]
+
+    def proposal() -> None:
+        run.propose(run.preview(drafted), block=drafted)
+
+    def verify() -> None:
+        run.judge(run.verify([1] * DRAFT_ROWS), drafts=[1] * (DRAFT_ROWS - 1))
+
+    records: list[VerifyRecord] = []
+
+    def accept() -> None:
+        run.accept(records.pop(), DRAFT_ROWS // 2)
+
     forwards: dict[str, Callable[[], None]] = {
         f"pass of {config.block_size} rows": one_pass,
         f"commit of {COMMIT_ROWS} rows": lambda: run.commit([1] * COMMIT_ROWS, logits=False),
         "AR token": ar_token,
+        f"draft of {DRAFT_ROWS} rows": proposal,
+        f"verify of {DRAFT_ROWS} rows": verify,
+        "accept": accept,
     }
     counted = {}
     for name, forward in forwards.items():
         for _ in range(3):  # the first ones make buffers
             launches = Launches()
+            if forward is accept:
+                with recorded(Launches()):
+                    records.append(run.verify([1] * DRAFT_ROWS).record)
             with recorded(launches):
                 forward()
         counted[name] = launches

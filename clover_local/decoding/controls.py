@@ -141,6 +141,11 @@ class ResponseControls:
         return token in self._index
 
     @property
+    def penalises(self) -> bool:
+        """Whether tokens that the response has cost something."""
+        return self._repetition
+
+    @property
     def distinct(self) -> int:
         """How many tokens are penalised."""
         return len(self._index) if self._repetition else 0

@@ -3,16 +3,16 @@
 What the host knows (counts, biases, settings, the block) is packed into one run of bytes, which one
 copy moves when a block begins. Within the block the device keeps all of it up to date by itself: a
 pass is the replay of one CUDA graph (sample, draw, accept, and the copy of the report to the host).
-So with the rule `threshold`. Other rules see the same statistics on the host, and the block is sent
-anew each pass; what needs more than the kernels know is picked by plain PyTorch (`HostPicker`).
-Without CUDA the same kernels run in Triton's interpreter.
+So with the rule `threshold`. A draft is proposed and judged likewise, each an upload, a graph and a
+wait. Other rules see the same statistics on the host, and the block is sent anew each pass; what
+needs more than the kernels know is picked by plain PyTorch (`HostPicker`). Without CUDA the same
+kernels run in Triton's interpreter.
 """
 
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import numpy as np
 import torch
@@ -21,148 +21,19 @@ from torch import Tensor
 
 from clover_local.decoding.controls import ResponseControls
 from clover_local.decoding.host_pick import HostPicker
+from clover_local.decoding.on_device.inputs import Inputs, Room
 from clover_local.decoding.pick import Accept, DeviceBlock, RowStatistics, no_numbers
 from clover_local.decoding.rules.most_confident import MOST_CONFIDENT
 from clover_local.decoding.rules.threshold import ABOVE
+from clover_local.decoding.speculation.acceptance import Judged, judge_numbers
 from clover_local.kernels.gpu.replay import Replay
 from clover_local.kernels.gpu.sampling import accept
-from clover_local.kernels.gpu.sampling.controls import ControlTensors
-from clover_local.kernels.gpu.sampling.draw import DrawTensors, draw
+from clover_local.kernels.gpu.sampling.drafts import PROBABILITY, RAW_PROBABILITY, report_drafts
+from clover_local.kernels.gpu.sampling.draw import draw
 from clover_local.kernels.gpu.sampling.sample import TOP, sample
 
 REASONS = {accept.STAYS: "", accept.ABOVE: ABOVE, accept.MOST_CONFIDENT: MOST_CONFIDENT}
-NO_TOKEN = -1  # fills lists of ids: the kernels leave out what is no token
 KEPT_REPLAYS = 16
-_ALIGNMENT = 16
-
-
-@dataclass(frozen=True)
-class Room:
-    """How much fits the buffers; more needs new ones, and all is captured anew."""
-
-    rows: int = 32
-    banned: int = 32
-    stop_ids: int = 8
-    seen: int = 1024
-
-    def doubled_for(self, needed: "Room") -> "Room":
-        """Each size, doubled until the needed one fits."""
-
-        def doubled(size: int, least: int) -> int:
-            while size < least:
-                size *= 2
-            return size
-
-        return Room(
-            rows=doubled(self.rows, needed.rows),
-            banned=doubled(self.banned, needed.banned),
-            stop_ids=doubled(self.stop_ids, needed.stop_ids),
-            seen=doubled(self.seen, needed.seen),
-        )
-
-
-class Inputs:
-    """What the host tells the device, by name: arrays here, tensors of the same bytes there."""
-
-    def __init__(self, room: Room, *, device: torch.device) -> None:
-        fields: dict[str, tuple[torch.dtype, int]] = {
-            "block": (torch.int64, room.rows),
-            "positions": (torch.int64, room.rows),
-            "stop_bias": (torch.float32, room.rows),
-            "think_end_bias": (torch.float32, room.rows),
-            "threshold": (torch.float32, 1),
-            "temperature": (torch.float32, 1),
-            "top_k": (torch.int32, 1),
-            "top_p": (torch.float64, 1),
-            "seed": (torch.uint64, 1),
-            "pass_number": (torch.int32, 1),
-            "penalties": (torch.float32, 3),
-            "seen_count": (torch.int32, 1),
-            "think_end_ids": (torch.int64, 1),
-            "stop_ids": (torch.int64, room.stop_ids),
-            "banned": (torch.int64, room.banned),
-            "seen": (torch.int64, room.seen),  # these last: they need not always be sent
-            "counts": (torch.float32, room.seen),
-        }
-        starts, end = dict[str, int](), 0
-        for name, (dtype, length) in fields.items():
-            starts[name] = end
-            end += -(length * dtype.itemsize // -_ALIGNMENT) * _ALIGNMENT
-        pinned = device.type == "cuda"
-        self._host = torch.zeros(end, dtype=torch.uint8, pin_memory=pinned)
-        self._device = torch.zeros(end, dtype=torch.uint8, device=device)
-        self._without_seen = starts["seen"]
-        self.there: dict[str, Tensor] = {}
-        self.here: dict[str, NDArray[Any]] = {}
-        for name, (dtype, length) in fields.items():
-            part = slice(starts[name], starts[name] + length * dtype.itemsize)
-            self.there[name] = self._device[part].view(dtype)
-            self.here[name] = self._host[part].view(dtype).numpy()
-
-    def fill(
-        self, controls: ResponseControls, *, rows: int, visible: Sequence[int], pass_number: int
-    ) -> None:
-        """Everything that the first `rows` of a forward need, but the block."""
-        here, settings, first = self.here, controls.settings, controls.length + 1
-        acting = controls.at(range(first, first + rows), visible=visible)
-        seen, end = len(acting.seen), acting.think_end_token_id
-        here["positions"][:rows] = np.arange(first, first + rows)
-        for name in ("stop_bias", "think_end_bias"):
-            bias: Tensor | None = getattr(acting, name)
-            here[name][:rows] = 0 if bias is None else bias.numpy()
-        if acting.stop_banned is not None:
-            here["stop_bias"][:rows][acting.stop_banned.numpy()] = -np.inf
-        here["threshold"][0] = settings.threshold
-        here["temperature"][0] = settings.temperature
-        here["top_k"][0] = min(settings.top_k, settings.vocab_size)
-        here["top_p"][0] = settings.top_p
-        here["seed"][0] = settings.seed
-        here["pass_number"][0] = pass_number
-        here["penalties"][:] = (
-            acting.presence_penalty,
-            acting.frequency_penalty,
-            acting.repetition_penalty,
-        )
-        here["think_end_ids"][0] = NO_TOKEN if end is None else end
-        for name in ("stop_ids", "banned"):
-            ids: Tensor = getattr(acting, name)
-            here[name][: len(ids)] = ids.numpy()
-            here[name][len(ids) :] = NO_TOKEN
-        here["seen_count"][0] = seen
-        here["seen"][:seen] = acting.seen.numpy()
-        here["counts"][:seen] = acting.counts.numpy()
-
-    def send(self) -> None:
-        """One copy, which does not wait."""
-        used = slice(None) if self.here["seen_count"][0] else slice(self._without_seen)
-        self._device[used].copy_(self._host[used], non_blocking=True)
-
-    def controls(self, rows: int) -> ControlTensors:
-        """As the kernels take them."""
-        there = self.there
-        return ControlTensors(
-            banned=there["banned"],
-            seen=there["seen"],
-            counts=there["counts"],
-            seen_count=there["seen_count"],
-            penalties=there["penalties"],
-            stop_ids=there["stop_ids"],
-            stop_bias=there["stop_bias"][:rows],
-            think_end_ids=there["think_end_ids"],
-            think_end_bias=there["think_end_bias"][:rows],
-        )
-
-    def draws(self, rows: int) -> DrawTensors:
-        """As the kernel takes them."""
-        there = self.there
-        return DrawTensors(
-            temperature=there["temperature"],
-            top_k=there["top_k"],
-            top_p=there["top_p"],
-            seed=there["seed"].view(torch.int64),
-            pass_number=there["pass_number"],
-            positions=there["positions"][:rows],
-        )
 
 
 @dataclass(frozen=True)
@@ -171,6 +42,7 @@ class _Launch:
 
     rows: int
     draws: bool
+    judges: bool
     logits: tuple[int, int, int, torch.dtype]  # address, row stride, vocabulary
     block: int | None
     mask_token_id: int
@@ -214,8 +86,48 @@ class DevicePicker:
         self._prepare(controls, rows=count)
         self._inputs.fill(controls, rows=count, visible=visible, pass_number=pass_number)
         self._send()
-        words = self._run(logits, controls, block=None)[list(rows)]
+        draws = controls.settings.temperature > 0
+        words = self._run(logits, controls, draws=draws)[list(rows)]
         return _statistics(words, rows, controls, top=min(TOP, logits.shape[1]))
+
+    @torch.inference_mode()
+    def propose(
+        self, logits: Tensor, controls: ResponseControls, *, block: Sequence[int]
+    ) -> RowStatistics:
+        """See `Picker`."""
+        if controls.settings.dry_multiplier > 0:
+            return self._plain.propose(logits, controls, block=block)
+        count = len(block) - 1
+        self._prepare(controls, rows=count)
+        self._inputs.fill(controls, rows=count, visible=block, pass_number=0)
+        self._send()
+        words = self._run(logits[1:], controls)[:count]
+        return _statistics(words, range(count), controls, top=min(TOP, logits.shape[1]))
+
+    @torch.inference_mode()
+    def judge(self, logits: Tensor, controls: ResponseControls, *, drafts: Sequence[int]) -> Judged:
+        """See `Picker`; plain PyTorch at a temperature, and where rows have histories of their own.
+
+        A row's own history is what penalties count, and DRY.
+        """
+        settings = controls.settings
+        if settings.temperature > 0 or controls.penalises or settings.dry_multiplier > 0:
+            return self._plain.judge(logits, controls, drafts=drafts)
+        count = len(drafts) + 1
+        if count != len(logits):
+            raise ValueError(f"{len(drafts)} drafts for {len(logits)} rows, not {len(logits) - 1}")
+        self._prepare(controls, rows=count)
+        self._inputs.fill_along(controls, drafts)
+        self._send()
+        words = self._run(logits, controls, judges=True)[:count].copy()
+        floats = torch.from_numpy(words.view(np.float32))
+        return judge_numbers(
+            _statistics(words, range(count), controls, top=min(TOP, logits.shape[1])),
+            settings,
+            drafts=drafts,
+            probability=floats[:-1, PROBABILITY],
+            raw_probability=floats[:-1, RAW_PROBABILITY],
+        )
 
     @torch.inference_mode()
     def pick_block(
@@ -257,7 +169,8 @@ class DevicePicker:
             ids = self._inputs.there["block"][:count]
         else:
             ids, on_device.host = on_device.ids, []
-        words = self._run(logits, controls, block=ids)[list(rows)]
+        draws = controls.settings.temperature > 0
+        words = self._run(logits, controls, block=ids, draws=draws)[list(rows)]
         statistics = _statistics(words, rows, controls, top=min(TOP, logits.shape[1]))
         tokens, reasons = words[:, accept.TOKEN].tolist(), words[:, accept.REASON].tolist()
         for row, token, reason in zip(rows, tokens, reasons, strict=True):
@@ -309,13 +222,20 @@ class DevicePicker:
         self._inputs.send()
 
     def _run(
-        self, logits: Tensor, controls: ResponseControls, *, block: Tensor | None
+        self,
+        logits: Tensor,
+        controls: ResponseControls,
+        *,
+        block: Tensor | None = None,
+        draws: bool = False,
+        judges: bool = False,
     ) -> NDArray[np.int32]:
         """The report of every row; valid until the next run."""
         rows, vocabulary = logits.shape
         launch = _Launch(
             rows=rows,
-            draws=controls.settings.temperature > 0,
+            draws=draws,
+            judges=judges,
             logits=(logits.data_ptr(), logits.stride(0), vocabulary, logits.dtype),
             block=None if block is None else block.data_ptr(),
             mask_token_id=controls.settings.mask_token_id,
@@ -354,6 +274,15 @@ class DevicePicker:
             )
         if block is None:
             accept.report_rows(sampled, report=packed)
+            if launch.judges:
+                report_drafts(
+                    self._logits,
+                    controls,
+                    rows=rows,
+                    drafts=inputs.there["drafts"][: launch.rows],
+                    summary=summary,
+                    report=packed,
+                )
         else:
             accept.accept(
                 sampled,

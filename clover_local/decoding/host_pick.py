@@ -25,6 +25,7 @@ from clover_local.decoding.rules.choose import choose
 from clover_local.decoding.rules.credit import Credit
 from clover_local.decoding.rules.klass import Stillness
 from clover_local.decoding.settings import Settings
+from clover_local.decoding.speculation.acceptance import Judged, judge
 
 
 @dataclass
@@ -99,6 +100,32 @@ class HostPicker:
                 logits, controls, rows=rows, visible=block, pass_number=pass_number
             )
         return accept_rows(statistics, controls, block=block, rows=rows, pass_number=pass_number)
+
+    def propose(
+        self, logits: Tensor, controls: ResponseControls, *, block: Sequence[int]
+    ) -> RowStatistics:
+        """See `Picker`."""
+        rows = range(1, len(block))
+        positions = [controls.length + row for row in rows]
+        acting = controls.at(positions, visible=block, visible_from=controls.length - 1)
+        return pick(
+            logits,
+            acting.to(logits.device),
+            replace(controls.settings, temperature=0.0),
+            rows=rows,
+            positions=positions,
+            pass_number=0,
+        ).cpu()
+
+    def judge(self, logits: Tensor, controls: ResponseControls, *, drafts: Sequence[int]) -> Judged:
+        """See `Picker`."""
+        return judge(
+            logits,
+            controls.along(drafts).to(logits.device),
+            controls.settings,
+            drafts=drafts,
+            position=controls.length + 1,
+        )
 
     @torch.inference_mode()
     def _pick_with_memory(

@@ -6,7 +6,7 @@ numbers can be made on the host (`host_pick.py`) or where the logits are (`devic
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import Tensor
@@ -16,6 +16,9 @@ from clover_local.decoding.draw import draw, largest
 from clover_local.decoding.random import PICK, uniform
 from clover_local.decoding.settings import Settings
 from clover_local.errors import CloverError
+
+if TYPE_CHECKING:  # it judges what this file picks
+    from clover_local.decoding.speculation.acceptance import Judged
 
 TOP = 5
 
@@ -102,6 +105,28 @@ class Picker(Protocol):
 
         Raises:
             CloverError: as `pick`.
+        """
+
+    def propose(
+        self, logits: Tensor, controls: ResponseControls, *, block: Sequence[int]
+    ) -> RowStatistics:
+        """The likeliest token of each row of a previewed block but the first.
+
+        The first one is the last token that `controls` count: row r stands at response position
+        `controls.length + r`. Logits [B, V].
+
+        Raises:
+            CloverError: as `pick`.
+        """
+
+    def judge(
+        self, logits: Tensor, controls: ResponseControls, *, drafts: Sequence[int]
+    ) -> "Judged":
+        """Which drafts are accepted, by the logits [w, V] of a verify of the last token and them.
+
+        Raises:
+            CloverError: as `pick`.
+            ValueError: not one draft less than rows.
         """
 
 

@@ -8,7 +8,7 @@ state, response history, clock and trace, so modes can follow each other at any 
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from typing import Protocol, TypeVar
 
 import numpy as np
@@ -21,7 +21,7 @@ from clover_local.decoding.controls import ResponseControls
 from clover_local.decoding.events import EventStream
 from clover_local.decoding.forwards import ForwardOutput, Model, VerifiedOutput
 from clover_local.decoding.host_pick import HostPicker
-from clover_local.decoding.pick import Accept, Picker, RowStatistics, pick
+from clover_local.decoding.pick import Accept, Picker, RowStatistics
 from clover_local.decoding.repetition.guard import LoopGuard
 from clover_local.decoding.result import (
     Block,
@@ -33,7 +33,7 @@ from clover_local.decoding.result import (
     Stats,
 )
 from clover_local.decoding.settings import Settings
-from clover_local.decoding.speculation.acceptance import Judged, judge
+from clover_local.decoding.speculation.acceptance import Judged
 from clover_local.decoding.trace import (
     TraceSink,
     choice_record,
@@ -157,26 +157,15 @@ class Run:
         self.pending, self.next_logits = None, None
 
     def propose(self, output: ForwardOutput, *, block: Sequence[int]) -> RowStatistics:
-        """The likeliest token of each row of a previewed block but the first, the pending one.
-
-        In plain PyTorch wherever the logits are, as `judge`.
-        """
-        rows = range(1, len(block))
-        positions = [self.controls.length + row for row in rows]
-        before = self.controls.length - 1  # the pending token is in the block
-        controls = self.controls.at(positions, visible=block, visible_from=before)
-        controls, logits = controls.to(output.logits.device), output.logits
-        greedy = replace(self.settings, temperature=0.0)
+        """The likeliest token of each row of a previewed block but the first, the pending one."""
         return self._within_memory(
-            lambda: pick(logits, controls, greedy, rows=rows, positions=positions, pass_number=0)
-        ).cpu()
+            lambda: self._picker.propose(output.logits, self.controls, block=block)
+        )
 
     def judge(self, output: ForwardOutput, *, drafts: Sequence[int]) -> Judged:
         """Which drafts are accepted, by the logits of a verify of the pending token and them."""
-        controls = self.controls.along(drafts).to(output.logits.device)
-        position = self.controls.length + 1
         return self._within_memory(
-            lambda: judge(output.logits, controls, self.settings, drafts=drafts, position=position)
+            lambda: self._picker.judge(output.logits, self.controls, drafts=drafts)
         )
 
     def pick_next(self, logits: Tensor) -> RowStatistics:

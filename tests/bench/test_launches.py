@@ -53,7 +53,20 @@ def test_commits_and_ar_tokens_have_a_few_more(counted: dict[str, Launches]) -> 
 def test_no_forward_copies_more_than_its_tokens_and_controls(
     counted: dict[str, Launches],
 ) -> None:
-    assert [x.uploads.total() for x in counted.values()] == [1, 1, 2]
+    assert [x.uploads.total() for x in counted.values()] == [1, 1, 2, 1, 2, 0]
+
+
+def test_a_round_of_draft_is_a_pass_an_ar_token_of_more_rows_and_two_launches(
+    counted: dict[str, Launches],
+) -> None:
+    """All of the first two in graphs, and none of them for every layer in the last."""
+    assert counted["draft of 16 rows"].total == 500
+    verify = counted["verify of 16 rows"]
+    assert verify.total == 538
+    assert verify.operators == {"copy to the host": 1}
+    accept = counted["accept"]
+    assert accept.kernels == {"recurrent_kernel": 1, "keep_last_kernel": 1}
+    assert accept.operators == {}
 
 
 def test_views_are_no_launches_and_new_tensors_are() -> None:
@@ -96,4 +109,4 @@ def test_the_table_ends_with_sums(
     monkeypatch.setattr("clover_local.bench.launches.count", lambda config: counted)
     main([])
     lines = capsys.readouterr().out.splitlines()
-    assert lines[-2].split() == ["all", "500", "532", "538"]
+    assert lines[-2].split() == ["all", "500", "532", "538", "500", "538", "2"]

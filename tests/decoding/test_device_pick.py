@@ -15,8 +15,9 @@ from clover_local.config import ModelConfig
 from clover_local.decoding.autoregressive import Autoregressive
 from clover_local.decoding.controls import ResponseControls
 from clover_local.decoding.denoise import Denoise
-from clover_local.decoding.device_pick import KEPT_REPLAYS, DevicePicker, Inputs, Room
+from clover_local.decoding.device_pick import KEPT_REPLAYS, DevicePicker
 from clover_local.decoding.host_pick import HostPicker
+from clover_local.decoding.on_device.inputs import Inputs, Room
 from clover_local.decoding.pick import DeviceBlock, Picker, RowStatistics
 from clover_local.decoding.run import Mode, Run
 from clover_local.decoding.settings import Settings
@@ -152,6 +153,86 @@ def test_same_text_by_every_rule_whoever_picks(
     settings = scripted.settings(**{**given, **RULES[sampler]})
     expected = choices(answer(small(), settings, HostPicker()))
     assert choices(answer(small(keeps_block=True), settings, DevicePicker(DEVICE))) == expected
+
+
+ROUNDS: dict[str, dict[str, Any]] = {
+    "typical": {"accept_ratio": 0.2},
+    "exact": {"accept": "exact"},
+    "warm": {"temperature": 0.8, "accept_ratio": 0.2},
+    "length": {"length_penalty": 4.0, "length_penalty_start": 3, "length_penalty_window": 4},
+    "thinking": {
+        "think_end_token_id": 7,
+        "think_end_bias": 3.0,
+        "think_end_start": 0,
+        "think_end_window": 2,
+    },
+    "least-length": {"min_new_tokens": 5, "accept_ratio": 0.2},
+    "penalties": {"presence_penalty": 0.4, "accept_ratio": 0.2},
+    "dry": {"dry_multiplier": 4.0, "dry_allowed": 1, "accept_ratio": 0.2},
+}
+
+
+@pytest.mark.parametrize("case", ROUNDS)
+def test_drafts_are_proposed_and_judged_the_same_whoever_picks(
+    case: str, scripted: Scripted
+) -> None:
+    """Statistics of all rows too. Drafts are the rows' own tokens, likely ones and a bad one."""
+    settings = scripted.settings(mode="draft", suppress=(3, 4), **ROUNDS[case])
+    controls, device = ResponseControls(settings), DevicePicker(DEVICE)
+    controls.add([9, 11, 9])
+    width, accepted = 5, set[int]()
+    block = [9, *[MASK] * (width - 1)]
+    for seed in range(4):
+        generator = torch.Generator().manual_seed(seed)
+        logits = (torch.randn(width, VOCABULARY, generator=generator) * 2).to(DEVICE)
+        logits[:, [MASK, STOP]] += 6.0
+        kept = logits.clone()
+        assert_same(
+            device.propose(logits, controls, block=block),
+            HostPicker().propose(logits, controls, block=block),
+        )
+        drafts = HostPicker().judge(logits, controls, drafts=[7] * (width - 1)).statistics.token
+        for tokens in (logits.argsort(-1)[:-1, -4].tolist(), [7, 20, STOP, 8], [*drafts, 5, 5, 5]):
+            proposed = [int(token) for token in tokens][: width - 1]
+            ours = device.judge(logits, controls, drafts=proposed)
+            theirs = HostPicker().judge(logits, controls, drafts=proposed)
+            assert (ours.accepted, ours.boundary) == (theirs.accepted, theirs.boundary)
+            assert_same(ours.statistics, theirs.statistics)
+            accepted.add(ours.accepted)
+        assert torch.equal(logits, kept)
+    assert len(accepted) > 1
+
+
+def assert_same(got: RowStatistics, expected: RowStatistics) -> None:
+    assert torch.equal(got.token, expected.token)
+    assert torch.equal(got.top_ids[:, 0], expected.top_ids[:, 0])
+    for name in ("confidence", "raw_confidence", "entropy", "top_probabilities"):
+        ours, theirs = getattr(got, name), getattr(expected, name)
+        torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-6)
+
+
+def test_a_round_is_judged_with_one_wait_and_one_upload(
+    scripted: Scripted, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    controls, picker = ResponseControls(scripted.settings()), DevicePicker(DEVICE)
+    uploads = count_calls(monkeypatch, Inputs, "send")
+    logits = torch.randn(3, VOCABULARY, generator=torch.Generator().manual_seed(1)).to(DEVICE)
+    for width in (3, 1, 3):
+        picker.judge(logits[:width], controls, drafts=[5] * (width - 1))
+    assert len(uploads) == 3
+
+
+@pytest.mark.parametrize("row", [0, 2])
+def test_a_round_of_no_numbers_is_refused_by_position(row: int, scripted: Scripted) -> None:
+    controls, picker = ResponseControls(scripted.settings()), DevicePicker(DEVICE)
+    controls.add([9])
+    logits = torch.zeros(3, VOCABULARY, device=DEVICE)
+    logits[row] = torch.nan
+    for each in (picker, HostPicker()):
+        with pytest.raises(CloverError, match=f"at response position {row + 2} are no numbers"):
+            each.judge(logits, controls, drafts=[5, 6])
+    with pytest.raises(ValueError, match="1 drafts for 3 rows, not 2"):
+        picker.judge(logits, controls, drafts=[5])
 
 
 def test_one_picker_serves_a_rule_of_the_host_and_one_of_the_device(

@@ -1,7 +1,8 @@
 """Which drafts a verifying forward accepts, and the token that follows them.
 
-The rules run in plain PyTorch, wherever the logits are: each row has a history of its own, and the
-kernels of `device_pick.py` share one among all rows.
+`judge` runs in plain PyTorch, wherever the logits are, and takes every control: each row has a
+history of its own. Where that does not matter, `device_pick.py` has the numbers of all rows made by
+kernels, which share one history, and `judge_numbers` applies the rules to those.
 """
 
 from collections.abc import Sequence
@@ -72,6 +73,52 @@ def judge(
         boundary = _boundary(rows.logits[accepted], settings, position=position + accepted)
     tokens = torch.tensor([*drafts[:accepted], boundary], device=logits.device)
     return Judged(accepted, boundary, rows.first(accepted + 1).statistics(tokens).cpu())
+
+
+def judge_numbers(
+    rows: RowStatistics,
+    settings: Settings,
+    *,
+    drafts: Sequence[int],
+    probability: Tensor,
+    raw_probability: Tensor,
+) -> Judged:
+    """As `judge` at temperature 0, by numbers instead of logits, all in host memory.
+
+    Args:
+        rows: of all w rows; their tokens are the likeliest ones.
+        settings: how to accept.
+        drafts: the proposed tokens, w - 1.
+        probability: [w - 1] float32, of each draft in its row.
+        raw_probability: [w - 1], the same before the response controls.
+    """
+    count, proposed = len(drafts), torch.tensor(drafts, dtype=torch.int64)
+    if settings.accept == "exact":
+        each = exact(rows.token[:count], proposed)
+    else:
+        sure = probability
+        if settings.has_own_controls:
+            sure = torch.minimum(probability, raw_probability)
+        each = typical(
+            sure,
+            rows.entropy[:count],
+            ratio=settings.accept_ratio,
+            delta=settings.accept_delta,
+        )
+    accepted = _leading(each)
+
+    def followed(of_drafts: Tensor, of_rows: Tensor) -> Tensor:
+        return torch.cat([of_drafts[:accepted], of_rows[accepted : accepted + 1]])
+
+    statistics = RowStatistics(
+        token=followed(proposed, rows.token),
+        confidence=followed(probability, rows.confidence),
+        raw_confidence=followed(raw_probability, rows.raw_confidence),
+        entropy=rows.entropy[: accepted + 1],
+        top_ids=rows.top_ids[: accepted + 1],
+        top_probabilities=rows.top_probabilities[: accepted + 1],
+    )
+    return Judged(accepted, int(rows.token[accepted]), statistics)
 
 
 def _accepted(rows: ControlledRows, settings: Settings, drafts: Sequence[int]) -> Tensor:

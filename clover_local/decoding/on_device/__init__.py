@@ -1,0 +1,1 @@
+"""What a pick on the device is told by the host."""
