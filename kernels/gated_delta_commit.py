@@ -41,12 +41,14 @@ class HeadShape:
     def keys_of(self, mixed: Tensor) -> Tensor:
         """Of q | k | v [..., C] the view k [..., H_k, Dk]."""
         keys = self.key_heads * self.key_dim
-        return mixed[..., keys : 2 * keys].unflatten(-1, (self.key_heads, self.key_dim))
+        k = mixed[..., keys : 2 * keys]
+        return k.view(*mixed.shape[:-1], self.key_heads, self.key_dim)
 
     def values_of(self, mixed: Tensor) -> Tensor:
         """Of q | k | v [..., C] the view v [..., H_v, Dv]."""
         keys = self.key_heads * self.key_dim
-        return mixed[..., 2 * keys :].unflatten(-1, (self.value_heads, self.value_dim))
+        v = mixed[..., 2 * keys :]
+        return v.view(*mixed.shape[:-1], self.value_heads, self.value_dim)
 
 
 @dataclass(frozen=True, eq=False)

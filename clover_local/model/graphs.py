@@ -14,7 +14,8 @@ other set, two launches for all layers together.
 
 A pass is captured at its second run, for every number of rows up to `GRAPH_ROWS`; longer commits
 are prompts, which are bound by arithmetic and run launch by launch. On a CPU the same code runs
-without graphs, for tests.
+without graphs, for tests; on a card no graph has been captured yet, be it of a preview, a commit or
+a verify.
 """
 
 from collections.abc import Callable, Sequence

@@ -18,6 +18,7 @@ from clover_local.cache import SequenceState, VerifyRecord
 from clover_local.config import ModelConfig
 from clover_local.decoding.settings import resolve
 from clover_local.experts.resident import ResidentExperts
+from clover_local.kernels.gated_delta_commit import LayeredRecord
 from clover_local.kernels.gpu.replay import Replay
 from clover_local.model import graphs
 from clover_local.model.clover import Clover
@@ -261,7 +262,7 @@ def test_no_room_for_a_record_leaves_the_state_and_the_next_try_succeeds(
     pair.accept(pair.verify(2), 1)
     before = contents(pair.ours)
     with monkeypatch.context() as patch:
-        patch.setattr(graphs.LayeredRecord, "empty", refuse)
+        patch.setattr(LayeredRecord, "empty", refuse)
         with pytest.raises(torch.OutOfMemoryError):
             pair.graphed.verify(TOKENS[:16], pair.ours)
     assert all(map(torch.equal, contents(pair.ours), before))
