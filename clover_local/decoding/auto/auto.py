@@ -47,7 +47,7 @@ class Auto:
         """A step; chooses anew after a block of tokens, and where a probe turns out to be slow."""
         chooser, choice = self.watch.chooser(run.settings), self.watch.stretch(run)
         if choice is None:
-            choice = chooser.choose()
+            choice = chooser.choose(besides="denoise" if self.watch.has_left else None)
             run.keeps_logits = True
             if choice.mode == "denoise":  # what another mode has left is not its cost
                 run.commit_pending(logits=True)
@@ -55,7 +55,7 @@ class Auto:
             run.trace_choice(mode=choice.mode, is_probe=choice.is_probe, why=choice.why)
             self.watch.begin(run, choice)
         mode = PROBE_OF_AR if choice.is_probe and choice.mode == "ar" else MODES[choice.mode]
-        yield from self.watch.step(mode, run)
+        yield from self.watch.step(mode, run, may_leave=True)
         if self.watch.stretch(run) is None and run.finish_reason != "cancelled":
             chooser.settle()
             run.auto = chooser.use()

@@ -182,9 +182,19 @@ class _Known:
         forwards = self._previews + self._commits
         if not forwards or not self._tokens:
             return None
-        if (self._previews and not self.preview.is_known) or not self.commit.is_known:
+        if (self._previews and not self.preview.is_known) or not self._has_commit:
             return None
         return Rate(self.mode, self._tokens / forwards, self._milliseconds / forwards)
+
+    @property
+    def _has_commit(self) -> bool:
+        """Whether it is known or can be told what a commit costs."""
+        return self.commit.is_known or (self.mode == "denoise" and self.preview.is_known)
+
+    @property
+    def _commit_ms(self) -> float:
+        """That of a block which was never committed is taken to be a preview's."""
+        return (self.commit if self.commit.is_known else self.preview).milliseconds
 
     @property
     def tokens_per_stretch(self) -> float:
@@ -194,21 +204,24 @@ class _Known:
     @property
     def _milliseconds(self) -> float:
         previews = self._previews * self.preview.milliseconds
-        return previews + self._commits * self.commit.milliseconds
+        return previews + self._commits * self._commit_ms
 
     def loss_of_probe(self, best: float, *, preview_ms: float) -> float:
         """Milliseconds that one probe wastes, where `best` tokens a millisecond could be had."""
         if not self._commits:
             return 0.0
-        cost = self._previews * preview_ms + self._commits * self.commit.milliseconds
+        cost = self._previews * preview_ms + self._commits * self._commit_ms
         loss = (cost - self._tokens / best) / self._commits  # of a block, a round or a token
         if self.mode == "denoise":  # may be left after one preview
             loss = min(loss, preview_ms)
         return max(loss, 0.0)
 
     def is_hopeless(self, best: float, *, preview_ms: float) -> bool:
-        """Whether its previews alone take longer than `best` tokens a millisecond allow."""
-        return self._tokens < best * self._previews * preview_ms
+        """Whether its previews alone take longer than `best` tokens a millisecond allow.
+
+        Those of `draft` have fewer rows than `denoise` has: half its price is taken for certain.
+        """
+        return self._tokens < best * self._previews * preview_ms / 2
 
 
 class Chooser:
@@ -230,9 +243,14 @@ class Chooser:
         self._probes = 0
         self._changes = 0
 
-    def choose(self) -> Choice:
-        """The mode of the next stretch."""
+    def choose(self, *, besides: str | None = None) -> Choice:
+        """The mode of the next stretch; `besides`: of what could not be done in that mode."""
         self.settle()
+        rates = self._rates()
+        if besides is not None and rates.keys() - {besides}:
+            left = (rate for mode, rate in rates.items() if mode != besides)
+            best = max(left, key=lambda rate: rate.tokens_per_second)
+            return Choice(best.mode, is_probe=False, why=f"{besides} was too slow for this")
         if len(self.modes) == 1:
             return Choice(self._current, is_probe=False, why="the only one")
         if "ar" in self.modes and self._known["ar"].stretches == 0:
@@ -262,10 +280,11 @@ class Chooser:
         for known in self._known.values():
             known.interval = LEAST_INTERVAL
 
-    def is_slower(self, forwards: Forwards, *, ms_per_forward: float) -> bool:
-        """Whether such a stretch would be slower than the best that is known."""
-        milliseconds = (forwards.previews + forwards.commits) * ms_per_forward
-        return 1000 * forwards.tokens < self._best() * milliseconds
+    def milliseconds_besides(self, mode: str, *, tokens: int) -> float:
+        """What tokens take in the fastest other mode; without end where none is known."""
+        rates = (rate for other, rate in self._rates().items() if other != mode)
+        best = max((rate.tokens_per_second for rate in rates), default=0.0)
+        return 1000 * tokens / best if best else float("inf")
 
     def record(
         self, choice: Choice, stretch: Stretch, foreseen: Mapping[str, Forwards] | None = None

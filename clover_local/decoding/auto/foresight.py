@@ -88,10 +88,10 @@ class PassesForRounds:
     passes - 1 = base + slope * unsure rows, by least squares over old blocks with falling weight.
     """
 
-    _KEPT = 0.97  # of what was learnt, with every block
-    # Six blocks to begin with, as the demo model has them: four of 0 unsure rows took 0.25 further
-    # passes each, two of 2 took 1.4.
-    _BEFORE = (6.0, 4.0, 8.0, 3.8, 5.6)
+    _KEPT = 0.9  # of what was learnt, with every block
+    # Three blocks to begin with, as the demo has them (docs/log.md): two of 0 unsure rows took 0.25
+    # further passes each, one of 2 took 1.4.
+    _BEFORE = (3.0, 2.0, 4.0, 1.9, 2.8)
 
     def __init__(self) -> None:
         """Knows a line to begin with."""

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from clover_local.decoding.auto.chooser import Choice, Chooser, Stretch, projected
 from clover_local.decoding.auto.foresight import (
@@ -76,6 +76,8 @@ class Watch:
         self._chooser: Chooser | None = None
         self._for: _Yields | None = None
         self._open: _Open | None = None
+        self.has_left = False
+        """Whether the last step left its block: what follows has to be another mode."""
 
     def chooser(self, settings: Settings) -> Chooser:
         """The one that knows the modes of `auto`; a new one where what they do has changed."""
@@ -101,15 +103,16 @@ class Watch:
             costs=self._costs(clock),
         )
 
-    def step(self, mode: Mode, run: Run) -> EventStream:
+    def step(self, mode: Mode, run: Run, *, may_leave: bool = False) -> EventStream:
         """The events of a block, a round or a token of the stretch in progress; may close it.
 
-        A probe of `denoise` is left where it turns out to be slow: a preview writes no state.
+        With `may_leave` a block of `denoise` is left where another mode is sooner done with its
+        tokens than the passes that are still to come: a preview writes no state.
 
         Raises:
             ValueError: no stretch is open.
         """
-        stretch, left = self._open, None
+        stretch, left, self.has_left = self._open, None, False
         if stretch is None:
             raise ValueError("no stretch is open: `begin` opens one")
         choice, chooser = stretch.choice, self.chooser(run.settings)
@@ -117,9 +120,10 @@ class Watch:
             for event in events:
                 yield event
                 _look(stretch, event)
-                if choice.is_probe and choice.mode == "denoise" and isinstance(event, PassDone):
+                if may_leave and choice.mode == "denoise" and isinstance(event, PassDone):
                     left = _worth_leaving(event, self._done(stretch), run.settings, chooser)
                     if left is not None:
+                        self.has_left = True
                         break
         done = self._done(stretch)
         if run.finish_reason == "cancelled":
@@ -184,14 +188,18 @@ def _look(stretch: _Open, event: Event) -> None:
 def _worth_leaving(
     event: PassDone, done: Stretch, settings: Settings, chooser: Chooser
 ) -> Forwards | None:
-    """What a block would come to, where that is slower than what is known; else None."""
-    rows = rows_that_count(event.tokens, settings)
+    """What a block would come to, where another mode is sooner done with it; else None."""
+    rows, passes = rows_that_count(event.tokens, settings), event.pass_number + 1
     masks = event.tokens[:rows].count(settings.mask_token_id)
     if not masks:
         return None
-    thought = projected(rows=rows, resolved=rows - masks, passes=event.pass_number + 1)
+    thought = projected(rows=rows, resolved=rows - masks, passes=passes)
+    stop = (row + 1 for row, token in enumerate(event.tokens) if token in settings.stop_ids)
+    worth = min(next(stop, rows), settings.max_new_tokens)  # tokens that would be emitted of it
+    to_come = thought.previews - passes + thought.commits
     each = done.preview_ms / done.forwards.previews
-    return thought if chooser.is_slower(thought, ms_per_forward=each) else None
+    sooner = chooser.milliseconds_besides("denoise", tokens=worth) < to_come * each
+    return replace(thought, tokens=worth) if sooner else None
 
 
 def _ends(run: Run, choice: Choice, done: Stretch) -> bool:

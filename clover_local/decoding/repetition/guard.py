@@ -53,6 +53,15 @@ class LoopGuard:
         self._seen = len(response) + len(block)  # in `auto` other modes may follow
         return self._judge_kept(response, block)
 
+    def until_look(self, response: Sequence[int]) -> int | None:
+        """Tokens until `judge_shown` looks; None: it never does.
+
+        `draft` ends a round there, so that it is judged, and goes on, as `ar` is.
+        """
+        if self._given.loop_guard == "off":
+            return None
+        return max(STRIDE - (len(response) - self._seen), 1)
+
     def judge_shown(self, response: Sequence[int]) -> Verdict:
         """As `judge`, of tokens that were shown already; looks once in `STRIDE` tokens."""
         if self._given.loop_guard == "off" or len(response) - self._seen < STRIDE:

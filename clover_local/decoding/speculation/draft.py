@@ -43,6 +43,9 @@ class Draft:
             yield event
             if run.stop_requested():
                 return
+        until_look = run.guard.until_look(run.controls.response)
+        if until_look is not None:
+            allowed = min(allowed, until_look)
         emitted = _verify(run, [pending, *drafts], allowed=allowed, index=index)
         yield BlockCommitted(index, start, emitted)
 

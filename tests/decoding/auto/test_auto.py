@@ -221,6 +221,32 @@ def in_single_modes(session: Session) -> dict[tuple[int, ...], dict[str, Clock]]
     return made
 
 
+def test_a_block_that_takes_a_pass_a_row_is_left_once_and_not_tried_again(
+    scripted: Scripted,
+) -> None:
+    """At the published costs of another engine; drafts do not hold either."""
+    model = scripted.model(confidence=lambda position: 0.3)
+    settings = scripted.settings(mode="auto", max_new_tokens=400, auto=("denoise", "ar"))
+    generator = Generator(model, scripted.state(context=5000), settings)
+    generator.modes["auto"] = Auto(costs=counted((35.0, 8.0, 55.0)))
+    result = answer(generator, [0, 1, 2])
+    assert result.token_ids == tuple((3 + i) % 40 for i in range(400))
+    assert len(model.previews) <= 4
+    assert {token.mode for token in result.tokens} == {"ar"}
+
+
+def test_text_that_turns_slow_in_a_fast_mode_is_left_to_another(scripted: Scripted) -> None:
+    model = scripted.model(confidence=lambda position: 0.99 if position < 300 else 0.3)
+    settings = scripted.settings(mode="auto", max_new_tokens=700, auto=("denoise", "ar"))
+    generator = Generator(model, scripted.state(context=5000), settings)
+    generator.modes["auto"] = Auto(costs=counted((35.0, 8.0, 55.0)))
+    result = answer(generator, [0, 1, 2])
+    modes = [token.mode for token in result.tokens]
+    assert modes[100:280] == ["denoise"] * 180
+    assert modes[400:].count("ar") >= 250
+    assert result.token_ids == tuple((3 + i) % 40 for i in range(700))
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("order", [0, 1], ids="order-{}".format)
 @pytest.mark.parametrize(

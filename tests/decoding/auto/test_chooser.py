@@ -178,6 +178,24 @@ def test_a_block_that_was_left_counts_as_what_it_would_have_come_to() -> None:
     assert (rate.tokens_per_forward, rate.ms_per_forward) == (3.2, 9.2)
 
 
+def test_a_mode_whose_block_was_left_gives_way_without_a_commit_of_its_own() -> None:
+    chooser = Chooser(MODES)
+    chooser.record(chooser.choose(), Stretch(Forwards(1, 0, 1), 0.0, 8.0))
+    left = Stretch(Forwards(0, 1, 0), 35.0, 0.0)
+    chooser.record(chooser.choose(), left, {"denoise": Forwards(32, 20, 1)})
+    assert chooser.choose(besides="denoise").mode == "ar"
+    assert chooser.use().mode == "ar"
+    assert [rate.mode for rate in chooser.use().rates] == ["ar", "denoise"]
+
+
+def test_only_what_is_known_is_sooner_done() -> None:
+    chooser = Chooser(MODES)
+    assert chooser.milliseconds_besides("denoise", tokens=32) == float("inf")
+    chooser.record(chooser.choose(), Stretch(Forwards(1, 0, 1), 0.0, 8.0))
+    assert chooser.milliseconds_besides("denoise", tokens=32) == 256.0
+    assert chooser.milliseconds_besides("ar", tokens=32) == float("inf")
+
+
 def test_a_block_is_thought_to_its_end_with_a_good_will() -> None:
     """8 of 32 rows in a pass: the other 24 at 16 a pass, and a commit."""
     assert projected(rows=32, resolved=8, passes=1) == Forwards(32, 2.5, 1)

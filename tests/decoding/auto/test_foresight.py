@@ -95,4 +95,4 @@ def test_blocks_that_are_alike_do_not_make_a_line_that_falls() -> None:
         line.learn(passes=9 - n % 4, unsure_rows=n % 4)
     many = line.forwards(tokens=32, unsure_rows=9, block_size=32, is_end=False)
     few = line.forwards(tokens=32, unsure_rows=0, block_size=32, is_end=False)
-    assert many.previews == few.previews > 5
+    assert many.previews >= few.previews > 5
