@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from clover_local.traces.page import SCRIPTS
+
 ROOT = Path(__file__).parents[1]
 MAPPED = ("kernels", "quant", "calibration_data")
 
@@ -45,7 +47,8 @@ def test_the_demo_model_is_in_the_wheel(wheel_names: set[str]) -> None:
 
 
 def test_the_parts_of_the_report_are_in_the_wheel(wheel_names: set[str]) -> None:
-    assert {"clover_local/traces/report.css", "clover_local/traces/report.js"} <= wheel_names
+    for name in ("report.css", *SCRIPTS):
+        assert f"clover_local/traces/{name}" in wheel_names
 
 
 def test_no_other_top_level_name_is_in_the_wheel(wheel_names: set[str]) -> None:

@@ -7,6 +7,9 @@ from clover_local.decoding.repetition.guard import Verdict
 from clover_local.decoding.result import EmittedToken
 from clover_local.decoding.run import Run
 
+NEXT_TOKEN = "next_token"
+"""The reason, in the trace, of a token that follows the committed ones."""
+
 
 class Autoregressive:
     """One token a call. The last emitted token stays pending: the next forward commits it."""
@@ -38,7 +41,7 @@ def next_token(run: Run, *, mode: str, index: int) -> BlockCommitted:
         statistics,
         block_before=(),
         rows=[0],
-        reasons=("next_token",),
+        reasons=(NEXT_TOKEN,),
         pass_number=0,
         output=None,
         milliseconds=1000 * seconds,

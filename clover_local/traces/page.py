@@ -17,6 +17,8 @@ from clover_local.files import replacing, require_file
 from clover_local.traces.payload import DEFAULTS, Decode, payload
 from clover_local.traces.read import RecordedRun
 
+SCRIPTS = ("words.js", "cells.js", "stage.js", "report.js")
+"""One script in this order: each file uses what those before it define."""
 START = "<!doctype html><!-- clover-local report -->"
 
 
@@ -24,7 +26,7 @@ def page(
     runs: Sequence[RecordedRun], decode: Decode | None, *, usual: Settings = DEFAULTS
 ) -> Iterator[str]:
     """The page, piece by piece; arguments as of `payload`."""
-    script, style = _resource("report.js"), _resource("report.css")
+    script, style = "".join(map(_resource, SCRIPTS)), _resource("report.css")
     policy = f"default-src 'none'; style-src 'sha256-{_hash(style)}'; script-src "
     policy += f"'sha256-{_hash(script)}'"
     yield (

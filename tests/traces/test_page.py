@@ -1,11 +1,16 @@
 """The page of a trace as a person sees it: opened in a real browser, clicked and typed at."""
 
-from collections.abc import Sequence
+import ast
+import re
+from collections.abc import Iterator, Sequence
+from importlib import import_module, resources
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+import clover_local.decoding
+from clover_local.decoding.keys import SAMPLERS
 from clover_local.traces.page import page, write_page
 from clover_local.traces.payload import visible
 from clover_local.traces.read import Choice, Header, PickedRow, RecordedRun, Step
@@ -209,6 +214,45 @@ def test_a_long_trace_builds_only_what_is_looked_at(browser: Any, tmp_path: Path
     browser.value("dispatchEvent(new Event('beforeprint'))")
     assert browser.value(cells) == 150 * 8 * 32
     assert browser.complaints == []
+
+
+def test_more_forwards_than_a_call_takes_arguments(browser: Any, tmp_path: Path) -> None:
+    def tokens(count: int, *, mode: str, start: int) -> list[Step]:
+        picked = [row(0, 20, 0.9, "next_token")]
+        return [step(picked, mode=mode, start=start + n) for n in range(count)]
+
+    # Four groups, of which the first alone is open from the start.
+    stretches = [(3, "ar"), (70_000, "denoise"), (70_000, "draft"), (3, "ar")]
+    steps: list[Step] = []
+    for count, mode in stretches:
+        steps += tokens(count, mode=mode, start=5 + len(steps))
+    opened(browser, recorded(steps), tmp_path / "page.html")
+    assert texts(browser, "output") == ["1 of 140006 · ar · token 0"]
+    assert len(texts(browser, ".overview span")) == 4
+
+
+def reasons(folder: Path) -> Iterator[str]:
+    """Values of the constants in each simple statement that speaks of reasons."""
+    for path in folder.rglob("*.py"):
+        parts = path.relative_to(folder).with_suffix("").parts
+        module = import_module(".".join((clover_local.decoding.__name__, *parts)))
+        for statement in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if not isinstance(statement, ast.Assign | ast.AnnAssign | ast.Expr | ast.Return):
+                continue
+            if re.search(r"\breasons?\b", ast.unparse(statement)):
+                names = {node.id for node in ast.walk(statement) if isinstance(node, ast.Name)}
+                values = (getattr(module, name, None) for name in names if name.isupper())
+                yield from (value for value in values if isinstance(value, str))
+
+
+def test_every_reason_that_a_trace_may_give_is_explained() -> None:
+    written = {*reasons(Path(clover_local.decoding.__file__).parent)}
+    assert {"next_token", "boundary", "other_token", "finish_gap", "klass"} <= written
+    words = resources.files("clover_local.traces").joinpath("words.js").read_text(encoding="utf-8")
+    listed = words.partition("const REASONS = {")[2].partition("};")[0]
+    explained = {*re.findall(r"^  (\w+): \".+\",$", listed, flags=re.MULTILINE)}
+    assert written - explained <= {*SAMPLERS}
+    assert explained <= written  # and nothing that no trace can give
 
 
 def test_runs_of_a_conversation_and_an_empty_one_are_shown(
