@@ -4,7 +4,6 @@ import base64
 import json
 import os
 import select
-import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -13,8 +12,9 @@ from typing import Any
 
 import pytest
 
+from tests.recipes.conftest import load_recipe
+
 OWN = Path(sys.prefix) / "browser"  # where `make test` puts one
-INSTALLED = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
 FLAGS = (
     "--headless",
     "--no-sandbox",  # the page is our own, and containers often allow none
@@ -155,8 +155,7 @@ class Browser:
 @pytest.fixture(scope="session")
 def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
     """The browser of this machine; without one the test is skipped."""
-    own = OWN / "chromium"
-    found = str(own) if own.is_file() else next(filter(None, map(shutil.which, INSTALLED)), None)
+    found: str | None = load_recipe("get_browser").found(OWN)
     if found is None or os.name != "posix":
         pytest.skip("no browser: install Chromium or Chrome, or run `make browser`")
     browser = Browser(found, tmp_path_factory.mktemp("profile"))
