@@ -22,6 +22,7 @@ LAYERS = [
     ("kernels",),
 ]
 RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}
+CODE = ("clover_local", "kernels", "quant", "recipes")
 SOURCES = [
     path
     for folder in ("clover_local", "kernels", "quant", "calibration_data")
@@ -71,3 +72,20 @@ def test_package_markers_of_the_root_folders_hold_a_docstring_only() -> None:
         assert isinstance(statement, ast.Expr)
         assert isinstance(statement.value, ast.Constant)
         assert isinstance(statement.value.value, str)
+
+
+def test_a_folder_holds_at_most_sixteen_files() -> None:
+    folders = [ROOT / top for top in CODE]
+    folders += [path for top in CODE for path in (ROOT / top).rglob("*") if path.is_dir()]
+    for folder in folders:
+        if folder.name != "__pycache__" and folder != ROOT / "clover_local" / "cli":
+            files = [path.name for path in folder.iterdir() if path.is_file()]
+            assert len(files) <= 16, f"{folder.relative_to(ROOT)} holds {len(files)} files"
+
+
+def test_a_source_file_has_at_most_four_hundred_lines() -> None:
+    for top in CODE:
+        for path in (ROOT / top).rglob("*.*"):
+            if path.suffix in (".py", ".js", ".css"):
+                lines = len(path.read_text(encoding="utf-8").splitlines())
+                assert lines <= 400, f"{path.relative_to(ROOT)} has {lines} lines"

@@ -11,38 +11,14 @@ RECIPES = Path(__file__).parents[2] / "recipes"
 
 
 def load_recipe(name: str) -> ModuleType:
-    """recipes/NAME.py as the module NAME; loaded once."""
-    if name not in sys.modules:
-        spec = importlib.util.spec_from_file_location(name, RECIPES / f"{name}.py")
+    """recipes/NAME.py as a module of the file's own name; loaded once."""
+    path = RECIPES / f"{name}.py"
+    if path.stem not in sys.modules:
+        spec = importlib.util.spec_from_file_location(path.stem, path)
         assert spec and spec.loader
-        sys.modules[name] = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(sys.modules[name])
-    return sys.modules[name]
-
-
-@pytest.fixture(scope="session")
-def demo_network() -> ModuleType:
-    return load_recipe("demo_network")
-
-
-@pytest.fixture(scope="session")
-def demo_init(demo_network: ModuleType) -> ModuleType:
-    return load_recipe("demo_init")
-
-
-@pytest.fixture(scope="session")
-def demo_batches(demo_network: ModuleType) -> ModuleType:
-    return load_recipe("demo_batches")
-
-
-@pytest.fixture(scope="session")
-def train_demo(demo_init: ModuleType, demo_batches: ModuleType) -> ModuleType:
-    return load_recipe("train_demo")
-
-
-@pytest.fixture(scope="session")
-def demo_calibration_texts() -> ModuleType:
-    return load_recipe("demo_calibration_texts")
+        sys.modules[path.stem] = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(sys.modules[path.stem])
+    return sys.modules[path.stem]
 
 
 @pytest.fixture(scope="session")

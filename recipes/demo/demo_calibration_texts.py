@@ -1,6 +1,6 @@
 """Writes the demo model's calibration texts: conversations of its tasks, as documents.
 
-    python recipes/demo_calibration_texts.py [--folder calibration_data]
+    python recipes/demo/demo_calibration_texts.py [--folder calibration_data]
 
 The demo model knows nothing but its tasks, so general text alone would calibrate it badly. The
 calibration file holds questions of the training stream, the held-out file held-out ones, each with
@@ -16,7 +16,7 @@ from pathlib import Path
 from clover_local.demo.tasks.example import Example
 from clover_local.demo.tasks.stream import FAMILIES, stream
 
-FOLDER = Path(__file__).parents[1] / "calibration_data"
+FOLDER = Path(__file__).parents[2] / "calibration_data"
 NAME = "demo_tasks.txt"
 CALIBRATION_SEED, CALIBRATION_BYTES = 417, 90_000
 HELD_OUT_SEED, HELD_OUT_BYTES = 418, 120_000

@@ -2,7 +2,7 @@
 
 Plain merges and no `ignore_merges`, so that GGUF readers split text in the same way.
 
-    python recipes/train_demo_tokenizer.py OUT.json
+    python recipes/demo/train_demo_tokenizer.py OUT.json
 
 The bundled model knows its own tokenizer alone: a new one goes with a new training only.
 """

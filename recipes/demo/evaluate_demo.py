@@ -1,6 +1,6 @@
 """Accuracy of the demo model on held-out questions, by family and mode, and against the threshold.
 
-    python recipes/evaluate_demo.py [--model FOLDER] [--questions 100] [--seed 7] [--wrong]
+    python recipes/demo/evaluate_demo.py [--model FOLDER] [--questions 100] [--seed 7] [--wrong]
 
 No question of the training stream is among them. `--wrong` lists the wrong answers.
 """

@@ -1,6 +1,6 @@
 """Trains the bundled demo model from scratch on text that `clover_local.demo.tasks` writes.
 
-    python recipes/train_demo.py --steps 30000 --run runs/demo
+    python recipes/demo/train_demo.py --steps 30000 --run runs/demo
 
 Both losses together: next token through the commit path, masked token through the preview path. A
 run can be stopped at any moment; the same command goes on from its last checkpoint (every 250
@@ -31,7 +31,7 @@ from torch.multiprocessing.spawn import spawn
 from clover_local.config import ModelConfig, read_model_config
 from clover_local.demo.tasks.stream import SOURCES
 
-DEMO = Path(__file__).parents[1] / "clover_local" / "demo"
+DEMO = Path(__file__).parents[2] / "clover_local" / "demo"
 LEARNING_RATE, WARMUP, BETAS, WEIGHT_DECAY, CLIP = 1.5e-3, 200, (0.9, 0.98), 0.01, 1.0
 MASKED_WEIGHT, BALANCE_WEIGHT = 3.0, 0.01  # beside the next-token loss
 CHECKPOINT_EVERY, LOG_EVERY = 250, 50
