@@ -37,13 +37,19 @@ def terminal(reader: list[str]) -> Iterator[None]:
     """Makes stdin and stdout a terminal that `reader` empties."""
     master, slave = os.openpty()
     before = sys.stdin, sys.stdout
-    with subprocess.Popen(reader, stdin=master, stdout=subprocess.DEVNULL) as process:
-        sys.stdin, sys.stdout = os.fdopen(slave, closefd=False), os.fdopen(slave, "w")
+    with (
+        os.fdopen(master, "rb") as other_end,
+        os.fdopen(os.dup(slave)) as given,
+        os.fdopen(slave, "w") as shown,
+        subprocess.Popen(reader, stdin=other_end, stdout=subprocess.DEVNULL) as process,
+    ):
+        sys.stdin, sys.stdout = given, shown
         try:
             yield
         finally:
-            process.kill()
             sys.stdin, sys.stdout = before
+            shown.flush()  # while somebody reads
+            process.kill()
 
 
 @dataclass(frozen=True)
