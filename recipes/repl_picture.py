@@ -72,6 +72,7 @@ class Terminal(pyte.Screen):
 
 
 def main() -> int:
+    """Records the chat, writes the picture, and prints how large it is."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--out", type=Path, default=Path("docs/repl.svg"))
     parser.add_argument("--slower", type=float, default=6.0, help="while masks fill; default 6")

@@ -38,6 +38,7 @@ class _Memory:
 
     @classmethod
     def empty(cls, settings: Settings) -> "_Memory":
+        """Before the first pass: what the rule of `settings` remembers, and nothing in it."""
         credit, stillness = None, None
         if settings.sampler == "credit":
             credit = Credit(
