@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pexpect
 import pytest
 import typer
 
@@ -256,8 +257,6 @@ def trace(run: Call, golden_folder: Path, tmp_path: Path) -> Path:
 
 
 def test_no_color_leaves_no_colour_on_a_terminal() -> None:
-    pexpect = pytest.importorskip("pexpect")
-
     def shown(no_color: str) -> str:
         environment = {**os.environ, "TERM": "xterm-256color", "NO_COLOR": no_color}
         arguments = ["-m", "clover_local", "rm", "not/there"]

@@ -10,12 +10,12 @@ from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
+import pexpect
 import pytest
 
 from clover_local.cli import repl
 from clover_local.cli.talk import ChatState
 
-pexpect = pytest.importorskip("pexpect")
 READY = "\x1b[?2004h"  # the input line asks for bracketed paste when it is ready
 ENTER, CTRL_C, CTRL_D = "\r", "\x03", "\x04"
 STATUS = r"(\d+) tokens · .*\r\n"

@@ -8,12 +8,12 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import pexpect
+import pyte
 import pytest
 
 from clover_local.cli.commands import COMMANDS
 
-pexpect = pytest.importorskip("pexpect")
-pyte = pytest.importorskip("pyte")
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="needs a pseudo-terminal")
 
 ENTER, ALT_ENTER, TAB, CTRL_C = "\r", "\x1b\r", "\t", "\x03"
@@ -25,6 +25,15 @@ PROMPT_ON, PROMPT_OFF = b"\x1b[?2004h", b"\x1b[?2004l"
 PATIENCE = 90  # seconds until a test gives up
 
 
+class Screen(pyte.HistoryScreen):
+    """A screen that says where its cursor is, when it is asked."""
+
+    answer: Callable[[str], None]
+
+    def write_process_input(self, data: str) -> None:
+        self.answer(data)
+
+
 class Terminal:
     """`clover-local ARGUMENTS` on a terminal of its own."""
 
@@ -32,7 +41,7 @@ class Terminal:
         self, *arguments: str, state: Path, rows: int = 24, columns: int = 80, **variables: str
     ) -> None:
         self.state = state / "clover-local"
-        self.screen = pyte.HistoryScreen(columns, rows, history=5000)
+        self.screen = Screen(columns, rows, history=5000)
         self._stream = pyte.ByteStream(self.screen)
         environment = {
             **os.environ,
@@ -51,7 +60,7 @@ class Terminal:
             dimensions=(rows, columns),
         )
         self.child.delaybeforesend = None
-        self.screen.write_process_input = self.send  # it is asked where its cursor is
+        self.screen.answer = self.send
         self.raw = b""
 
     def send(self, keys: str | bytes) -> None:

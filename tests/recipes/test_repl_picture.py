@@ -7,10 +7,9 @@ from types import ModuleType
 from typing import Any
 from xml.etree import ElementTree
 
+import pyte
 import pytest
 
-pyte = pytest.importorskip("pyte")
-pytest.importorskip("pexpect")
 SVG = "{http://www.w3.org/2000/svg}"
 
 
