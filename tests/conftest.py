@@ -38,6 +38,7 @@ from clover_local.experts.resident import ResidentExperts
 from clover_local.kernels.int4 import pack
 from clover_local.kernels.packed import PackedWeight, Weight
 from clover_local.model.clover import Clover
+from clover_local.session import Session
 
 # Without a GPU, Triton's kernels run in its interpreter. The variable is read when triton is loaded
 # and by every `@triton.jit`, so it has to be there before the first test needs a kernel; the line
@@ -52,6 +53,15 @@ os.environ["CLOVER_CONFIG"] = os.devnull
 # that memory which was never written shows.
 torch.set_num_threads(1)
 torch.use_deterministic_algorithms(True, warn_only=True)
+
+
+def answer_of(session: Session, prompt: Sequence[int]) -> tuple[int, ...]:
+    """The token ids that a session answers `prompt` with."""
+    for _ in session.generator.run(prompt):
+        pass
+    result = session.generator.result
+    assert result is not None
+    return result.token_ids
 
 
 PACKED_TRUNK = tuple(

@@ -19,6 +19,7 @@ from clover_local.experts.offloaded import OffloadedExperts
 from clover_local.placement import MemoryOptions
 from clover_local.residency.names import POLICY_NAMES
 from clover_local.session import Session, load, open_model
+from tests.conftest import answer_of
 from tests.experts.conftest import Disk
 
 PROMPT = [(13 * i + i * i) % 500 for i in range(90)]
@@ -40,11 +41,7 @@ def offloaded_of(session: Session) -> OffloadedExperts:
 
 
 def answer(session: Session) -> tuple[int, ...]:
-    for _ in session.generator.run(PROMPT):
-        pass
-    result = session.generator.result
-    assert result is not None
-    return result.token_ids
+    return answer_of(session, PROMPT)
 
 
 @pytest.fixture(scope="module")

@@ -1,5 +1,7 @@
 """Points of one growing sequence share their tokens."""
 
+import tracemalloc
+
 import pytest
 
 from clover_local.prefix import Prefix
@@ -14,11 +16,16 @@ def test_what_follows_one_point_does_not_show_in_another() -> None:
     assert other.followed_by([]) == other
 
 
-def test_a_point_that_goes_on_shares_its_list() -> None:
-    early = Prefix([1, 2])
+def test_a_point_that_goes_on_copies_nothing() -> None:
+    tracemalloc.start()
+    early = Prefix([1] * 100_000)
+    alone, _ = tracemalloc.get_traced_memory()
     late = early.followed_by([3])
-    assert late._shared is early._shared
-    assert late.first(2) == early and late.first(9) == late
+    kept = late.first(100_000)
+    all_three, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert all_three < 1.5 * alone  # a list has some room at its end
+    assert kept == early and late.first(200_000) == late
 
 
 @pytest.mark.parametrize(

@@ -14,10 +14,12 @@ from clover_local.cli.live import AnswerView
 from clover_local.cli.writer import Throttle, Writer
 from clover_local.decoding.device_pick import DevicePicker
 from clover_local.decoding.events import PassDone, PromptProgress
+from clover_local.decoding.pick import RowStatistics
 from clover_local.decoding.settings import resolve
 from clover_local.decoding.trace import Trace
 from clover_local.placement import MemoryOptions
 from clover_local.session import Session, load, open_model
+from tests.conftest import answer_of
 
 PROMPT = [(13 * i + i * i) % 500 for i in range(70)]
 QUESTION = [(7 * i * i + 3) % 500 for i in range(21)]
@@ -38,18 +40,12 @@ def session_of(
     return load(opened, settings, device="cpu", context=context, memory=memory or MemoryOptions())
 
 
-def text(session: Session, prompt: list[int] = PROMPT) -> tuple[int, ...]:
-    for _ in session.generator.run(prompt):
-        pass
-    result = session.generator.result
-    assert result is not None
-    return result.token_ids
-
-
 @pytest.fixture(scope="module")
 def expected(golden_folder: Path) -> Mapping[str, tuple[int, ...]]:
     """All experts resident, plain PyTorch, the prompt at once, nobody watching."""
-    return {way: text(session_of(golden_folder, **given)) for way, given in WAYS.items()}
+    return {
+        way: answer_of(session_of(golden_folder, **given), PROMPT) for way, given in WAYS.items()
+    }
 
 
 def test_a_seed_changes_the_text_in_every_mode(
@@ -60,7 +56,7 @@ def test_a_seed_changes_the_text_in_every_mode(
         drawn = expected[f"{mode}-drawn"]
         assert drawn != expected[f"{mode}-greedy"]
         other = {**WAYS[f"{mode}-drawn"], "seed": 7}
-        assert text(session_of(golden_folder, **other)) != drawn
+        assert answer_of(session_of(golden_folder, **other), PROMPT) != drawn
 
 
 @pytest.mark.parametrize(
@@ -76,7 +72,7 @@ def test_with_experts_off_the_device(
 ) -> None:
     memory = MemoryOptions(expert_slots=slots, policy=policy)
     session = session_of(golden_folder, memory=memory, **WAYS[way])
-    assert text(session) == expected[way]
+    assert answer_of(session, PROMPT) == expected[way]
     assert session.generator.result is not None and session.generator.result.cache is not None
 
 
@@ -86,7 +82,7 @@ def test_with_the_prompt_in_pieces(
 ) -> None:
     session = session_of(golden_folder, **WAYS[way])
     session.generator.prefill_rows = 17
-    assert text(session) == expected[way]
+    assert answer_of(session, PROMPT) == expected[way]
 
 
 @EVERY_WAY
@@ -94,13 +90,13 @@ def test_of_a_next_turn_by_state_reuse_and_from_scratch(
     way: str, golden_folder: Path, expected: Mapping[str, tuple[int, ...]]
 ) -> None:
     session = session_of(golden_folder, **WAYS[way])
-    first = text(session)
+    first = answer_of(session, PROMPT)
     assert first == expected[way]
     longer = [*PROMPT, *first, *QUESTION]
-    second = text(session, longer)
+    second = answer_of(session, longer)
     assert session.generator.result is not None
     assert session.generator.result.reused_tokens >= len(PROMPT) + len(first) - 1
-    assert second == text(session_of(golden_folder, **WAYS[way]), longer)
+    assert second == answer_of(session_of(golden_folder, **WAYS[way]), longer)
 
 
 @EVERY_WAY
@@ -149,8 +145,15 @@ def test_by_the_kernels_of_a_card(
 ) -> None:
     """Two tokens, for which the context has room: the interpreter takes seconds a forward."""
     prompt, given = PROMPT[:5], {"context": 7, **DRAWN, **given}
-    plain = text(session_of(golden_folder, **given), prompt)
+    plain = answer_of(session_of(golden_folder, **given), prompt)
     monkeypatch.setenv("CLOVER_KERNELS", "triton")
+    picks, pick = [], DevicePicker.pick
+
+    def counted(*arguments: Any, **named: Any) -> RowStatistics:
+        picks.append(named)
+        return pick(*arguments, **named)
+
+    monkeypatch.setattr(DevicePicker, "pick", counted)
     kernels = session_of(golden_folder, **given)
-    assert isinstance(kernels.generator._picker, DevicePicker)
-    assert text(kernels, prompt) == plain and len(plain) == 2
+    assert answer_of(kernels, prompt) == plain and len(plain) == 2
+    assert picks

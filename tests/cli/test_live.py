@@ -235,25 +235,25 @@ def test_painting_never_changes_what_is_left_at_the_end(screen: Call, width: int
     assert [line for line in painted if line] == [line for line in plain.lines if line]
 
 
-def test_heat_colours_a_token_by_its_confidence(
-    screen: Call, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def coloured(screen: Call, monkeypatch: pytest.MonkeyPatch) -> tuple[Any, list[str]]:
+    """A terminal with colours, and what is sent to it."""
     terminal = screen(width=40)
     written: list[str] = []
     monkeypatch.setattr(terminal, "send", written.append)
     monkeypatch.setattr(console, "has_colour", lambda stream: True)
+    return terminal, written
+
+
+def test_heat_colours_a_token_by_its_confidence(coloured: tuple[Any, list[str]]) -> None:
+    terminal, written = coloured
     answer = view(terminal, watch="heat")
     answer.show_block(done(0, 1, MASK, fixed=(Fixed(0, 0, 0.999), Fixed(1, 1, 0.3))))
     assert "\x1b[32ma\x1b[0m\x1b[31mbc\x1b[0m\x1b[2m░\x1b[0m" in written[0]
 
 
-def test_thinking_is_dim_and_so_is_its_active_block(
-    screen: Call, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    terminal = screen(width=40)
-    written: list[str] = []
-    monkeypatch.setattr(terminal, "send", written.append)
-    monkeypatch.setattr(console, "has_colour", lambda stream: True)
+def test_thinking_is_dim_and_so_is_its_active_block(coloured: tuple[Any, list[str]]) -> None:
+    terminal, written = coloured
     answer = view(terminal)
     answer.show_block(done(0, MASK), thinking=True)
     answer.add(Piece("hm", thinking=True))

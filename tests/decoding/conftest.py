@@ -33,11 +33,38 @@ class ScriptedVerify(ScriptedOutput):
     record: VerifyRecord
 
 
+class PlainModel:
+    """What the models here have in common: a commit changes nothing but which tokens there are."""
+
+    def accept(self, record: VerifyRecord, rows: int, state: SequenceState) -> None:
+        assert state.committed is record.before
+        advance(state, record.tokens[:rows])
+
+    def offload_stats(self) -> None:
+        pass
+
+    def give_up_memory(self) -> None:
+        pass
+
+
+def advance(state: SequenceState, tokens: Sequence[int]) -> None:
+    """Commits `tokens` with the recurrent states as they are."""
+    kept = state.committed
+    state.advance(list(tokens), recurrent=kept.recurrent, conv=kept.conv)
+
+
+def verified(logits: Tensor, tokens: Sequence[int], state: SequenceState) -> ScriptedVerify:
+    """A verify of `tokens` with these logits."""
+    record = VerifyRecord(state.committed, tuple(tokens), ())
+    return ScriptedVerify(logits, record=record)
+
+
 @dataclass
-class ScriptedModel:
+class ScriptedModel(PlainModel):
     """Wants token `answer(p)` at position p (from 0) with probability `confidence(p)`.
 
     Records its calls. Logits at other ids are equal. `before_forward` may raise, as Ctrl-C does.
+    `rewrite` may change the logits [rows, V] of a forward, whose first row stands at a position.
     """
 
     config: ModelConfig
@@ -46,6 +73,7 @@ class ScriptedModel:
     can_preview: bool = True
     device: torch.device = CPU
     before_forward: Callable[[int], None] = lambda forwards: None
+    rewrite: Callable[[Tensor, int], None] = lambda logits, start: None
     experts_counted: int | None = None
     commits: list[list[int]] = field(default_factory=list)
     previews: list[list[int]] = field(default_factory=list)
@@ -63,8 +91,7 @@ class ScriptedModel:
         self.before_forward(len(self.commits) + len(self.previews) + len(self.verifies))
         self.commits.append(list(tokens))
         self.logits_asked.append(logits)
-        kept = state.committed
-        state.advance(list(tokens), recurrent=kept.recurrent, conv=kept.conv)
+        advance(state, tokens)
         asked = {"all": len(tokens), "last": 1, "none": 0}[logits]
         return ScriptedOutput(self._rows(state.length + 1 - asked, asked))
 
@@ -72,19 +99,7 @@ class ScriptedModel:
         self.before_forward(len(self.commits) + len(self.previews) + len(self.verifies))
         self.verifies.append(list(tokens))
         state.reserve(len(tokens))
-        record = VerifyRecord(state.committed, tuple(tokens), ())
-        return ScriptedVerify(self._rows(state.length + 1, len(tokens)), record=record)
-
-    def accept(self, record: VerifyRecord, rows: int, state: SequenceState) -> None:
-        assert state.committed is record.before
-        kept = state.committed
-        state.advance(record.tokens[:rows], recurrent=kept.recurrent, conv=kept.conv)
-
-    def offload_stats(self) -> None:
-        pass
-
-    def give_up_memory(self) -> None:
-        pass
+        return verified(self._rows(state.length + 1, len(tokens)), tokens, state)
 
     def preview(self, block: Sequence[int], state: SequenceState) -> ScriptedOutput:
         self.before_forward(len(self.commits) + len(self.previews) + len(self.verifies))
@@ -104,11 +119,12 @@ class ScriptedModel:
             p = self.confidence(start + row)
             others = VOCABULARY - 2  # MASK is banned, so it has no share
             logits[row, self.answer(start + row)] = math.log(p / (1 - p) * others)
+        self.rewrite(logits, start)
         return logits
 
 
 @dataclass
-class Noisy:
+class Noisy(PlainModel):
     """Logits are noise that depends on the position and on what is fixed in the block.
 
     Above all of it stands the token that every preview wants, if there is one.
@@ -132,15 +148,8 @@ class Noisy:
         logits: Literal["all", "last", "none"] = "last",
         kind: Literal["commit", "prompt"] = "commit",
     ) -> ScriptedOutput:
-        kept = state.committed
-        state.advance(list(tokens), recurrent=kept.recurrent, conv=kept.conv)
+        advance(state, tokens)
         return ScriptedOutput(noise([state.length], salt=0))
-
-    def offload_stats(self) -> None:
-        pass
-
-    def give_up_memory(self) -> None:
-        pass
 
     def preview(self, block: Sequence[int], state: SequenceState) -> ScriptedOutput:
         self.before_preview(self.previews)
@@ -155,12 +164,7 @@ class Noisy:
 
     def verify(self, tokens: Sequence[int], state: SequenceState) -> ScriptedVerify:
         positions = range(state.length + 1, state.length + 1 + len(tokens))
-        record = VerifyRecord(state.committed, tuple(tokens), ())
-        return ScriptedVerify(noise(positions, salt=0), record=record)
-
-    def accept(self, record: VerifyRecord, rows: int, state: SequenceState) -> None:
-        kept = state.committed
-        state.advance(record.tokens[:rows], recurrent=kept.recurrent, conv=kept.conv)
+        return verified(noise(positions, salt=0), tokens, state)
 
     def _keep(self, block: list[int]) -> None:
         """The block on the device, sent only where it is not there by now."""

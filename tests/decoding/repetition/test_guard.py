@@ -145,15 +145,11 @@ def test_in_auto_a_looping_block_counts_once_whatever_mode_follows(scripted: Scr
 
 def test_another_try_may_leave_the_loop(scripted: Scripted) -> None:
     """The second block loops where 5 is not penalised for the first; without, it counts up."""
-    model = scripted.model(answer=lambda p: p % 16 if p < 33 else 16 + p % 30)
-    rows = model._rows
 
-    def near(start: int, count: int) -> Tensor:
-        logits = rows(start, count)
+    def near(logits: Tensor, start: int) -> None:
         logits[:, 5] = logits.amax(-1) + (0.1 if start >= 33 else -0.1)
-        return logits
 
-    model._rows = near  # type: ignore[method-assign, assignment]
+    model = scripted.model(answer=lambda p: p % 16 if p < 33 else 16 + p % 30, rewrite=near)
     settings = scripted.settings(max_new_tokens=64, loop_guard="retry", threshold=0.4)
     result = generate(model, scripted.state(), settings, [1])
     assert result.finish_reason == "length"

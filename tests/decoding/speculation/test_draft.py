@@ -5,14 +5,13 @@ from __future__ import annotations
 import itertools
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Literal
+from dataclasses import dataclass, replace
+from typing import Literal
 
 import pytest
 import torch
-from torch import Tensor
 
-from clover_local.cache import SequenceState, VerifyRecord
+from clover_local.cache import SequenceState
 from clover_local.config import ModelConfig
 from clover_local.decoding.autoregressive import Autoregressive
 from clover_local.decoding.controls import ResponseControls
@@ -22,9 +21,15 @@ from clover_local.decoding.run import Run
 from clover_local.decoding.settings import Settings
 from clover_local.decoding.speculation.draft import Draft, fitting_width
 from clover_local.generate import Generator, generate
-
-if TYPE_CHECKING:
-    from tests.decoding.conftest import Scripted
+from tests.decoding.conftest import (
+    CPU,
+    PlainModel,
+    Scripted,
+    ScriptedOutput,
+    ScriptedVerify,
+    advance,
+    verified,
+)
 
 STOP, MASK = 48, 49
 
@@ -122,25 +127,11 @@ def test_modes_can_follow_each_other_at_any_boundary(scripted: Scripted) -> None
     assert list(state.committed.tokens) == [0, 1, *(token.token for token in run.tokens)]
 
 
-VOCABULARY, CPU = 5, torch.device("cpu")
-
-
-@dataclass(frozen=True)
-class Rows:
-    logits: Tensor
-    expert_ids: tuple[Tensor, ...] = ()
-    coresets: tuple[Tensor, ...] = ()
-    distinct_experts: Tensor | None = field(default_factory=lambda: torch.zeros(()))
-    block: None = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class VerifiedRows(Rows):
-    record: VerifyRecord
+VOCABULARY = 5
 
 
 @dataclass
-class Markov:
+class Markov(PlainModel):
     """Each token's logits depend on the token before it; previews propose what is often wrong."""
 
     config: ModelConfig
@@ -158,27 +149,18 @@ class Markov:
         *,
         logits: Literal["all", "last", "none"] = "last",
         kind: Literal["commit", "prompt"] = "commit",
-    ) -> Rows:
-        kept = state.committed
-        state.advance(tokens, recurrent=kept.recurrent, conv=kept.conv)
-        return Rows(self.table[list(tokens)][-1:])
+    ) -> ScriptedOutput:
+        advance(state, tokens)
+        return self._output([tokens[-1]])
 
-    def preview(self, block: Sequence[int], state: SequenceState) -> Rows:
-        return Rows(self.table[[(block[0] + row) % VOCABULARY for row in range(len(block))]])
+    def preview(self, block: Sequence[int], state: SequenceState) -> ScriptedOutput:
+        return self._output([(block[0] + row) % VOCABULARY for row in range(len(block))])
 
-    def verify(self, tokens: Sequence[int], state: SequenceState) -> VerifiedRows:
-        record = VerifyRecord(state.committed, tuple(tokens), ())
-        return VerifiedRows(self.table[list(tokens)], record=record)
+    def verify(self, tokens: Sequence[int], state: SequenceState) -> ScriptedVerify:
+        return verified(self.table[list(tokens)], tokens, state)
 
-    def accept(self, record: VerifyRecord, rows: int, state: SequenceState) -> None:
-        kept = state.committed
-        state.advance(record.tokens[:rows], recurrent=kept.recurrent, conv=kept.conv)
-
-    def offload_stats(self) -> None:
-        pass
-
-    def give_up_memory(self) -> None:
-        pass
+    def _output(self, after: Sequence[int]) -> ScriptedOutput:
+        return ScriptedOutput(self.table[list(after)], distinct_experts=torch.zeros(()))
 
 
 def test_at_a_temperature_whole_answers_are_as_likely_as_in_ar(golden_config: ModelConfig) -> None:
