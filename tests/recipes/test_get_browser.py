@@ -1,4 +1,4 @@
-"""The browser of `make test`: one that is there, one that is fetched, or a line that says why not."""
+"""The browser of `make test`: there already, or fetched, or a line that says why there is none."""
 
 import platform
 import subprocess
