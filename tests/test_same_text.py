@@ -9,11 +9,12 @@ from typing import Any
 
 import pytest
 
+from clover_local.chat import Piece
 from clover_local.cli import console
 from clover_local.cli.live import AnswerView
 from clover_local.cli.writer import Throttle, Writer
 from clover_local.decoding.device_pick import DevicePicker
-from clover_local.decoding.events import PassDone, PromptProgress
+from clover_local.decoding.events import BlockCommitted, PassDone, PromptProgress
 from clover_local.decoding.pick import RowStatistics
 from clover_local.decoding.settings import resolve
 from clover_local.decoding.trace import Trace
@@ -125,6 +126,8 @@ def test_with_a_trace_and_a_live_view(
                 view.show_block(event)
             elif isinstance(event, PromptProgress):
                 view.show_prompt(event)
+            elif isinstance(event, BlockCommitted):
+                view.add(Piece(" ".join(map(str, event.tokens)), thinking=False))
     view.close()
     writer.close()
     assert session.generator.result is not None
