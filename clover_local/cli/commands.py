@@ -166,7 +166,7 @@ COMMANDS: dict[str, Command] = {
         more=(
             "auto leaves it to the chat template.",
             "N sets think_end_start to N, think_end_bias and think_end_window to values that make",
-            "the end certain there, and in_block_repetition, so that it comes once.",
+            "the end certain there; a block has it once, where it is surest.",
         ),
     ),
     "/thinking": Command(

@@ -7,6 +7,7 @@ import pytest
 from clover_local.chat import Conversation
 from clover_local.cli.commands import execute
 from clover_local.cli.talk import ChatState
+from clover_local.decoding.keys import KEYS
 from clover_local.decoding.settings import resolve
 from clover_local.errors import SettingsError
 from clover_local.session import load, open_model
@@ -74,11 +75,19 @@ def test_on_off_and_auto_lift_the_budget(
     capsys.readouterr()
     assert say("/think on", thinker, capsys) == "think: on\n"
     assert thinker.resolved == before
-    execute("/set in_block_repetition on", thinker)  # another control of the same name stays
-    execute("/set think_end_bias 3", thinker)
+    execute("/set think_end_bias 3", thinker)  # no budget, and so none to lift
     execute("/think off", thinker)
-    assert thinker.resolved.settings.in_block_repetition
     assert thinker.resolved.settings.think_end_bias == 3
+
+
+def test_a_budget_sets_what_help_says_and_nothing_else(
+    thinker: ChatState, capsys: pytest.CaptureFixture[str]
+) -> None:
+    execute("/think 50", thinker)
+    capsys.readouterr()
+    changed = {key for key, _, source in thinker.resolved.rows() if source == "/think"}
+    said = say("/help think", thinker, capsys)
+    assert changed == {key for key in KEYS if key in said}
 
 
 def test_a_budget_is_refused_where_no_token_ends_the_thinking(chat: ChatState) -> None:
