@@ -15,6 +15,7 @@ from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
 from clover_local.cli import console, failures
 from clover_local.cli.editor import edited
 from clover_local.cli.lines import unquote
+from clover_local.errors import CloverError
 
 Choices = Mapping[str, Sequence[str] | Callable[[str], Iterable[str]]]
 """Per command the values that may follow it, or what finds those that begin with a text."""
@@ -124,6 +125,6 @@ def _edited(text: str) -> str:
     """`text` as the user's editor leaves it; as it was, where that fails."""
     try:
         return edited(text)
-    except Exception as error:  # a full disk as well: the line is not lost
+    except (CloverError, OSError) as error:  # a full disk as well: the line is not lost
         failures.report(error)
         return text
