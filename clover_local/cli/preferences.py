@@ -179,7 +179,7 @@ def _converted(key: str, value: object, *, shown: str, remedy: str) -> object:
     try:
         return ALL_KEYS[key].convert(value)
     except (TypeError, ValueError):
-        expects = ALL_KEYS[key].expects
+        expects = ALL_KEYS[key].expected
         raise SettingsError(
             f"{shown} is {reprlib.repr(value)}: expected {expects}; {remedy}"
         ) from None

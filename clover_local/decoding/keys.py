@@ -35,7 +35,8 @@ class Key:
     """One setting: `convert` takes a typed value or its text.
 
     `kind` is what a flag's text is read as, `metavar` and `help` are what `--help` says of it,
-    `values` are all that it takes where these are few.
+    `values` are all that it takes where these are few. `limits` are bounds beyond any use, which
+    only a refusal names.
     """
 
     expects: str
@@ -45,6 +46,12 @@ class Key:
     metavar: str = ""
     help: str = ""
     values: tuple[str, ...] = ()
+    limits: str = ""
+
+    @property
+    def expected(self) -> str:
+        """What a refusal says: `expects` with all bounds."""
+        return f"{self.expects}, {self.limits}" if self.limits else self.expects
 
     def named(self, metavar: str, help: str) -> "Key":
         """The same key with its line of `--help`."""
@@ -81,7 +88,7 @@ def switch(help: str) -> Key:
 def whole(
     least: int | None = None, most: int | None = None, *, generation_key: str | None = None
 ) -> Key:
-    """A whole number between two bounds, both allowed."""
+    """A whole number between two bounds, both allowed; a very high one goes without saying."""
 
     def convert(value: object) -> int:
         if isinstance(value, bool) or not isinstance(value, int | str):
@@ -92,8 +99,10 @@ def whole(
         return number
 
     low = "" if least is None else f" of {least} or more"
-    high = "" if most is None else f", at most {most}"
-    return Key(f"a whole number{low}{high}", convert, generation_key, int)
+    expects, high = f"a whole number{low}", "" if most is None else f"at most {most}"
+    if most is None or most >= LARGEST:
+        return Key(expects, convert, generation_key, int, limits=high)
+    return Key(f"{expects}, {high}", convert, generation_key, int)
 
 
 def _width() -> Key:
@@ -108,7 +117,11 @@ def _width() -> Key:
 
 
 def _number(
-    holds: Callable[[float], bool], expects: str, *, generation_key: str | None = None
+    holds: Callable[[float], bool],
+    expects: str,
+    *,
+    limits: str = "",
+    generation_key: str | None = None,
 ) -> Key:
     def convert(value: object) -> float:
         if isinstance(value, bool) or not isinstance(value, int | float | str):
@@ -118,11 +131,15 @@ def _number(
             raise ValueError
         return number
 
-    return Key(expects, convert, generation_key, float)
+    return Key(expects, convert, generation_key, float, limits=limits)
 
 
 def _between(low: float, high: float) -> Key:
     return _number(lambda x: low <= x <= high, f"a number from {low:g} to {high:.0f}")
+
+
+def _of_zero_or_more(expects: str = "a number of 0 or more") -> Key:
+    return _number(lambda x: 0 <= x <= STRONGEST, expects, limits=f"at most {STRONGEST:.0f}")
 
 
 def _ids() -> Key:
@@ -155,17 +172,19 @@ def _several_modes() -> Key:
 def _strength(generation_key: str) -> Key:
     return _number(
         lambda x: abs(x) <= STRONGEST,
-        f"a number from {-STRONGEST:.0f} to {STRONGEST:.0f}",
+        "a number",
+        limits=f"from {-STRONGEST:.0f} to {STRONGEST:.0f}",
         generation_key=generation_key,
     )
 
 
 def _length(generation_key: str) -> Key:
-    return whole(-LARGEST, LARGEST, generation_key=generation_key)
+    key = whole(-LARGEST, LARGEST, generation_key=generation_key)
+    return replace(key, expects="a whole number", limits=f"from {-LARGEST} to {LARGEST}")
 
 
 _SHARE = _between(0, 1)
-_ANY = _between(0, STRONGEST)
+_ANY = _of_zero_or_more()
 _MODES = (
     "Block diffusion, one token a forward, drafts that a forward verifies, or the fastest of these."
 )
@@ -200,9 +219,9 @@ KEYS: dict[str, Key] = {
     "auto": _several_modes().named(
         "MODES", "auto: what it chooses from; default denoise,draft,ar."
     ),
-    "temperature": _number(
-        lambda x: 0 <= x <= STRONGEST, f"a number from 0 (greedy) to {STRONGEST:.0f}"
-    ).named("T", "0 picks the likeliest token."),
+    "temperature": _of_zero_or_more("a number of 0 (greedy) or more").named(
+        "T", "0 picks the likeliest token."
+    ),
     "top_k": whole(0).named("K", "Draw among the K likeliest; 0 = all."),
     "top_p": _number(lambda x: 0 < x <= 1, "a number above 0, at most 1").named(
         "P", "Draw among the likeliest of mass P."
@@ -217,7 +236,8 @@ KEYS: dict[str, Key] = {
     ),
     "repetition_penalty": _number(
         lambda x: 1 / STRONGEST <= x <= STRONGEST,
-        f"a number from {1 / STRONGEST:g} to {STRONGEST:.0f}",
+        "a number above 0",
+        limits=f"from {1 / STRONGEST:g} to {STRONGEST:.0f}",
         generation_key="repetition_penalty",
     ).named("R", "Divides the logits of tokens that the answer has; 1 = off."),
     "length_penalty": _strength("dllm_length_penalty").named(

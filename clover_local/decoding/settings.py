@@ -185,7 +185,7 @@ class ResolvedSettings:
                 changes[key] = KEYS[key].convert(value)
             except (TypeError, ValueError):
                 shown = f"--{key.replace('_', '-')}" if places[name] == FLAG else key
-                raise SettingsError(f"{shown} is {value!r}: expected {KEYS[key].expects}") from None
+                raise SettingsError(f"{shown} is {value!r}: expected {KEYS[key].expected}") from None
             sources[key] = places[name]
         settings = replace(self.settings, **changes)
         _refuse_without_effect(settings, changes, sources)

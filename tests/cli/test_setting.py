@@ -6,6 +6,7 @@ from clover_local.cli.commands import execute
 from clover_local.cli.setting import keys_and_values
 from clover_local.cli.talk import ChatState
 from clover_local.decoding.keys import KEYS
+from clover_local.errors import SettingsError
 
 
 def say(line: str, chat: ChatState, capsys: pytest.CaptureFixture[str]) -> str:
@@ -65,6 +66,24 @@ def test_a_key_alone_says_its_value_its_source_and_what_it_takes(
     assert say("/show --threshold", chat, capsys) == said
     assert "context = " in say("/show context", chat, capsys)
     assert chat.resolved is before
+
+
+def test_a_bound_beyond_any_use_is_named_only_where_it_is_passed(
+    chat: ChatState, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for key, takes in (
+        ("think_end_start", "Takes a whole number; default"),
+        ("length_penalty", "Takes a number; default"),
+        ("seed", "Takes a whole number of 0 or more; default"),
+        ("dry_allowed", "Takes a whole number of 1 or more; default"),
+        ("temperature", "Takes a number of 0 (greedy) or more; default"),
+        ("no_repeat_ngram", "Takes a whole number of 0 or more, at most 64; default"),
+    ):
+        assert takes in say(f"/set {key}", chat, capsys), key
+    with pytest.raises(SettingsError, match="a whole number, from -2147483647 to 2147483647"):
+        execute("/set think_end_start 3000000000", chat)
+    with pytest.raises(SettingsError, match="0 or more, at most 18446744073709551615"):
+        execute(f"/set seed {2**64}", chat)
 
 
 def test_set_alone_lists_what_was_changed(
