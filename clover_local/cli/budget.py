@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 import typer
 
-from clover_local.decoding.settings import CERTAIN_BIAS, FLAG, Settings
+from clover_local.decoding.settings import CERTAIN_BIAS, Place, Settings
 from clover_local.errors import SettingsError
 
 
@@ -34,10 +34,10 @@ def with_budget(
     own = {
         key: value
         for key, value in budget(tokens).items()
-        if key not in given or origins.get(key, FLAG) != FLAG
+        if key not in given or origins.get(key, Place.FLAG) != Place.FLAG
     }
-    place = origins.get("think_budget", FLAG)
-    places = {**{key: origins.get(key, FLAG) for key in given}, **dict.fromkeys(own, place)}
+    place = origins.get("think_budget", Place.FLAG)
+    places = {**{key: origins.get(key, Place.FLAG) for key in given}, **dict.fromkeys(own, place)}
     return {**given, **own}, places
 
 

@@ -8,6 +8,7 @@ from clover_local.cli.preferences import THINKING, WATCH
 from clover_local.cli.status import offload_rows, size, stats_rows
 from clover_local.cli.talk import ChatState, Command, choice
 from clover_local.decoding.keys import MODES
+from clover_local.decoding.settings import Place
 from clover_local.errors import SettingsError
 
 
@@ -57,7 +58,7 @@ def _new(chat: ChatState, argument: str) -> None:
 def _system(chat: ChatState, argument: str) -> None:
     if argument:
         chat.conversation.system = None if argument == "none" else argument
-        chat.sources["system"] = "/system"
+        chat.sources["system"] = Place.SYSTEM
     console.text(f"system: {chat.conversation.system or 'none'}")
 
 
@@ -93,7 +94,7 @@ def _cache(chat: ChatState, argument: str) -> None:
 def _watch(chat: ChatState, argument: str) -> None:
     if argument:
         chat.watch = choice("/watch", argument, WATCH)
-        chat.sources["watch"] = "/watch"
+        chat.sources["watch"] = Place.WATCH
     console.text(f"watch: {chat.watch}")
 
 

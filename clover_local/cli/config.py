@@ -14,7 +14,7 @@ from clover_local.cli import console, effects
 from clover_local.cli import options as o
 from clover_local.cli.budget import with_budget
 from clover_local.cli.preferences import FILE_VARIABLE, OWN_KEYS, config_path, shown, template
-from clover_local.decoding.settings import DEFAULT, OF_MODEL, ResolvedSettings, Settings, resolve
+from clover_local.decoding.settings import Place, ResolvedSettings, Settings, is_given, resolve
 from clover_local.errors import SettingsError
 from clover_local.files import replacing
 from clover_local.hub import DEMO, DESCRIPTION_FILES, locate
@@ -135,7 +135,7 @@ def _described(name: str) -> tuple[ModelConfig, GenerationConfig]:
 
 
 def _of_settings(resolved: ResolvedSettings) -> list[Row]:
-    given = [key for key, _, source in resolved.rows() if source not in OF_MODEL]
+    given = [key for key, _, source in resolved.rows() if is_given(source)]
     idle = dict(effects.without_effect(given, resolved.settings))
     return [
         Row(key, value, source, f"no effect {idle[key]}" if key in idle else "")
@@ -146,7 +146,7 @@ def _of_settings(resolved: ResolvedSettings) -> list[Row]:
 def _of_flags(call: typer.Context, defaults: Mapping[str, object]) -> list[Row]:
     places = o.origins(call)
     return [
-        Row(key, defaults.get(key) if value is None else value, places.get(key, DEFAULT), "")
+        Row(key, defaults.get(key) if value is None else value, places.get(key, Place.DEFAULT), "")
         for key, value in ((key, call.params[key]) for key in OWN_KEYS)
     ]
 

@@ -1,10 +1,11 @@
 """Flags and `/set` keys that change nothing together with others: said, never silently ignored."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
+from types import MappingProxyType
 
 from clover_local.cli import console
 from clover_local.decoding.keys import KEYS
-from clover_local.decoding.settings import Settings
+from clover_local.decoding.settings import Place, Settings, named
 from clover_local.errors import SettingsError
 
 KNOBS_OF = {
@@ -88,13 +89,23 @@ def without_template(
     return []
 
 
-def report(findings: Collection[tuple[str, str]], *, strict: bool) -> None:
-    """Notes each (flag, reason); with `strict` an error instead.
+def report(
+    findings: Collection[tuple[str, str]],
+    *,
+    places: Mapping[str, str] = MappingProxyType({}),
+    strict: bool,
+) -> None:
+    """Notes each (key, reason); with `strict` an error instead.
+
+    Args:
+        places: where the keys have their values from; what is not among them is a flag.
 
     Raises:
         SettingsError: `strict`, and there is something to report.
     """
-    sentences = [f"--{name.replace('_', '-')} has no effect {why}" for name, why in findings]
+    sentences = [
+        f"{named(key, places.get(key, Place.FLAG))} has no effect {why}" for key, why in findings
+    ]
     if sentences and strict:
         raise SettingsError(f"{'; '.join(sentences)}: leave it out, or drop --strict")
     for sentence in sentences:

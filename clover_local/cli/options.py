@@ -13,7 +13,7 @@ import typer
 from clover_local.cli import console
 from clover_local.cli.preferences import Preference, Preferences, read_preferences
 from clover_local.decoding.keys import KEYS, Key
-from clover_local.decoding.settings import FLAG
+from clover_local.decoding.settings import Place
 from clover_local.errors import CloverError, SettingsError
 from clover_local.kernels.choice import check_name
 from clover_local.memory.sizes import parse_size
@@ -245,7 +245,7 @@ def configured(*names: str) -> Callable[[Callable[..., None]], Callable[..., Non
             for name, preference in used.items():
                 values[name] = call.params[name] = preference.value
             call.obj = {
-                name: "argument" if name == "model" else FLAG
+                name: Place.ARGUMENT if name == "model" else Place.FLAG
                 for name in values
                 if _is_given(call, name)
             }
@@ -266,7 +266,7 @@ def origins(call: typer.Context) -> dict[str, str]:
 
 def flags_of(call: typer.Context, *names: str) -> dict[str, object]:
     """Those of `names` that stand on the command line itself, with their values."""
-    return {name: call.params[name] for name in names if origins(call).get(name) == FLAG}
+    return {name: call.params[name] for name in names if origins(call).get(name) == Place.FLAG}
 
 
 def _report_unknown(preferences: Preferences, *, strict: bool) -> None:

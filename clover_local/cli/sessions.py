@@ -20,7 +20,7 @@ from clover_local.cli.preferences import THINKING, WATCH
 from clover_local.cli.prompts import messages as ask
 from clover_local.cli.talk import ChatState
 from clover_local.cli.turns import paths
-from clover_local.decoding.settings import OF_MODEL, ResolvedSettings, resolve
+from clover_local.decoding.settings import Place, ResolvedSettings, is_asked, is_given, resolve
 from clover_local.errors import SessionError, SettingsError
 from clover_local.files import as_flag, as_object, as_text, as_token_ids, require_file
 from clover_local.hub import DEMO
@@ -125,8 +125,8 @@ def switch(chat: ChatState, name: str) -> None:
     opened, resolved = start.open_model(
         name,
         _given(chat.resolved),
-        origins=chat.resolved.sources,
-        template_flags={},
+        origins={**chat.sources, **chat.resolved.sources},
+        template_flags={"think": talk.thinking} if is_asked(chat.sources.get("think", "")) else {},
         strict=False,
     )
     history = talk.messages or ask("Hello", system=talk.system)
@@ -142,7 +142,7 @@ def switch(chat: ChatState, name: str) -> None:
         chat.session = chat.load(*before)
         talk.generator = chat.session.generator
         raise
-    chat.sources["model"] = "/model"
+    chat.sources["model"] = Place.MODEL
     chat.conversation = Conversation(
         opened.tokenizer, chat.session.generator, system=talk.system, thinking=talk.thinking
     )
@@ -160,7 +160,7 @@ def _given(resolved: ResolvedSettings) -> dict[str, object]:
     return {
         key: list(value) if isinstance(value, tuple) else value
         for key, value, source in resolved.rows()
-        if source not in OF_MODEL
+        if is_given(source)
     }
 
 

@@ -8,11 +8,11 @@ from clover_local.cli.preferences import shown
 from clover_local.cli.talk import ChatState
 from clover_local.cli.thinking import think_word
 from clover_local.decoding.keys import KEYS
-from clover_local.decoding.settings import DEFAULT, OF_MODEL, known_key, resolve
+from clover_local.decoding.settings import Place, is_given, known_key, resolve
 from clover_local.errors import SettingsError
 
 RESET = "default"
-OWN_KEYS = ("system", "think", "thinking", "watch", "model", "context", "device", "dtype")
+CHAT_KEYS = ("system", "think", "thinking", "watch", "model", "context", "device", "dtype")
 """What `/show` has besides `KEYS`."""
 
 
@@ -52,12 +52,12 @@ def show(chat: ChatState, argument: str) -> None:
     if not argument:
         console.show_table("Settings: value, and where it came from", rows)
         return
-    if argument in OWN_KEYS:
+    if argument in CHAT_KEYS:
         value, source = next((value, source) for key, value, source in rows if key == argument)
         console.text(f"{argument} = {value} ({source})")
         return
-    near = difflib.get_close_matches(argument, [*KEYS, *OWN_KEYS], n=1, cutoff=0.8)
-    if near and near[0] in OWN_KEYS:
+    near = difflib.get_close_matches(argument, [*KEYS, *CHAT_KEYS], n=1, cutoff=0.8)
+    if near and near[0] in CHAT_KEYS:
         raise SettingsError(f"unknown setting {argument!r}: did you mean {near[0]}?")
     _describe(chat, known_key(argument))
 
@@ -75,12 +75,12 @@ def _rows(chat: ChatState) -> list[tuple[str, str, str]]:
         session.dtype,
     )
     rows = [(key, shown(value), source) for key, value, source in chat.resolved.rows()]
-    places = [chat.sources.get(key, DEFAULT) for key in OWN_KEYS]
-    return [*rows, *zip(OWN_KEYS, map(str, own), places, strict=True)]
+    places = [chat.sources.get(key, Place.DEFAULT) for key in CHAT_KEYS]
+    return [*rows, *zip(CHAT_KEYS, map(str, own), places, strict=True)]
 
 
 def _show_changed(chat: ChatState) -> None:
-    rows = [row for row in _rows(chat) if row[0] in KEYS and row[2] not in OF_MODEL]
+    rows = [row for row in _rows(chat) if row[0] in KEYS and is_given(row[2])]
     if rows:
         console.show_table("Changed settings: value, and where it came from", rows)
     else:
@@ -108,4 +108,4 @@ def keys_and_values(typed: str) -> Iterator[str]:
 
 def shown_keys(typed: str) -> Iterator[str]:
     """What may follow `/show`."""
-    yield from (*KEYS, *OWN_KEYS)
+    yield from (*KEYS, *CHAT_KEYS)

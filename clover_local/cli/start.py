@@ -9,17 +9,13 @@ from typing import TYPE_CHECKING
 
 from clover_local.cli import console, effects
 from clover_local.cli.budget import require_end, with_budget
-from clover_local.decoding.settings import FLAG, ResolvedSettings, Settings, resolve
+from clover_local.decoding.settings import Place, ResolvedSettings, Settings, is_asked, resolve
 from clover_local.hub import DEMO
 
 if TYPE_CHECKING:
     from clover_local.decoding.trace import Trace
     from clover_local.placement import MemoryOptions
     from clover_local.session import OpenModel, Session
-
-ASKED = (FLAG, "/set", "/regen")
-"""Places of values that a user gave for this run."""
-
 
 def open_model(
     name: str,
@@ -50,8 +46,8 @@ def open_model(
     if think_budget is not None:
         require_end(opened.generation.dllm_think_end_token_id, f"--think-budget {think_budget}")
         given, origins = with_budget(given, origins or {}, think_budget)
-    resolved = resolve(opened.config, opened.generation, given, source=origins or FLAG)
-    asked = [key for key in given if resolved.sources[key] in ASKED]
+    resolved = resolve(opened.config, opened.generation, given, source=origins or Place.FLAG)
+    asked = [key for key in given if is_asked(resolved.sources[key])]
     effects.report(
         effects.without_effect(asked, resolved.settings)
         + effects.without_template(
@@ -59,6 +55,7 @@ def open_model(
             bypass=bypass,
             can_think=opened.tokenizer.can_think,
         ),
+        places={**(origins or {}), **resolved.sources},
         strict=strict,
     )
     return opened, resolved
@@ -88,8 +85,9 @@ def load(
         opened, context=context, device=device, dtype=dtype, memory=memory, settings=settings
     )
     idle = placement.without_effect()
-    asked = [(name, why) for name, why in idle if (origins or {}).get(name, FLAG) in ASKED]
-    effects.report(asked, strict=strict)
+    places = origins or {}
+    asked = [(name, why) for name, why in idle if is_asked(places.get(name, Place.FLAG))]
+    effects.report(asked, places=places, strict=strict)
     if placement.line is not None:
         console.note(placement.line)
     notes: list[str] = []

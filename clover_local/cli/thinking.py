@@ -4,18 +4,17 @@ from clover_local.cli import console
 from clover_local.cli.budget import budget, limit, require_end
 from clover_local.cli.preferences import THINKING
 from clover_local.cli.talk import ChatState, choice
-from clover_local.decoding.settings import resolve
+from clover_local.decoding.settings import Place, resolve
 from clover_local.errors import SettingsError
 
 THINK = {"on": True, "off": False, "auto": None}
-SOURCE = "/think"
 
 
 def think(chat: ChatState, argument: str) -> None:
     """Whether to think before answering; a number: yes, and for that many tokens at most."""
     if argument:
         _change(chat, argument)
-        chat.sources["think"] = SOURCE
+        chat.sources["think"] = Place.THINK
         if not chat.conversation.tokenizer.can_think:
             console.note("note: /think has no effect: the chat template has no switch for it")
     console.text(f"think: {think_word(chat)}")
@@ -34,7 +33,7 @@ def _change(chat: ChatState, argument: str) -> None:
     if int(tokens) == 0:
         raise SettingsError("/think 0 leaves no token to think with: /think off does not think")
     require_end(chat.resolved.settings.think_end_token_id, f"/think {argument}")
-    chat.use(chat.resolved.with_values(budget(int(tokens)), source=SOURCE))
+    chat.use(chat.resolved.with_values(budget(int(tokens)), source=Place.THINK))
     chat.conversation.thinking = True
 
 
@@ -59,7 +58,7 @@ def thinking(chat: ChatState, argument: str) -> None:
     """Shows what the last answer thought, or sets how thinking appears from now on."""
     if argument:
         chat.thinking = choice("/thinking", argument, THINKING)
-        chat.sources["thinking"] = "/thinking"
+        chat.sources["thinking"] = Place.THINKING
         console.text(f"thinking: {chat.thinking}")
         return
     thought = chat.conversation.last_thinking

@@ -13,6 +13,7 @@ from clover_local.cli import console
 from clover_local.cli.editor import edited
 from clover_local.cli.prompts import decode
 from clover_local.cli.talk import ChatState
+from clover_local.decoding.settings import Place
 from clover_local.errors import SettingsError
 from clover_local.files import require_file
 
@@ -27,7 +28,7 @@ def regen(chat: ChatState, argument: str) -> None:
     settings = chat.resolved.settings
     if chat.conversation.messages and settings.temperature > 0:
         seed = (settings.seed + 1) % 2**64
-        chat.use(chat.resolved.with_values({"seed": seed}, source="/regen"))
+        chat.use(chat.resolved.with_values({"seed": seed}, source=Place.REGEN))
         console.note(f"seed {seed}")
     elif chat.conversation.messages:
         console.note("note: at temperature 0 only a changed setting changes the answer")

@@ -8,6 +8,7 @@ because they are part of the model. Needs no torch: flags are checked before wei
 import difflib
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
+from enum import StrEnum
 from typing import Any
 
 from clover_local.config import GenerationConfig, ModelConfig
@@ -16,14 +17,46 @@ from clover_local.errors import SettingsError
 
 GAMMAS = {"entropy_bound": 0.1, "credit": 0.2}
 """`sampler_gamma`, by rule, where it is not given."""
-DEFAULT = "default"
-FLAG = "flag"
-FROM_CONFIG = "config.json"
-FROM_GENERATION = "generation_config.json"
 CERTAIN_BIAS = 100.0
 """Logits that no other token is ahead by."""
-OF_MODEL = (DEFAULT, FROM_CONFIG, FROM_GENERATION)
-"""Places of values that no user gave."""
+
+
+class Place(StrEnum):
+    """Where a value may be from.
+
+    Other places have names of their own: a config file its path, a variable, a saved session.
+    """
+
+    DEFAULT = "default"
+    CONFIG = "config.json"
+    GENERATION = "generation_config.json"
+    ARGUMENT = "argument"
+    FLAG = "flag"
+    SET = "/set"
+    REGEN = "/regen"
+    THINK = "/think"
+    THINKING = "/thinking"
+    WATCH = "/watch"
+    SYSTEM = "/system"
+    MODEL = "/model"
+
+
+_OF_MODEL = frozenset({Place.DEFAULT, Place.CONFIG, Place.GENERATION})
+
+
+def is_given(place: str) -> bool:
+    """Whether a value from there is a user's, and not the model's own."""
+    return place not in _OF_MODEL
+
+
+def is_asked(place: str) -> bool:
+    """Whether a user gave a value from there for this run: no general default, no old session."""
+    return place in frozenset(Place) - _OF_MODEL
+
+
+def named(key: str, place: str) -> str:
+    """A key as the user has spelled it: as a flag, or by its name."""
+    return f"--{key.replace('_', '-')}" if place == Place.FLAG else key
 
 
 @dataclass(frozen=True)
@@ -155,7 +188,7 @@ class ResolvedSettings:
     settings: Settings
     sources: dict[str, str]
 
-    def with_value(self, key: str, text: str, *, source: str = "/set") -> "ResolvedSettings":
+    def with_value(self, key: str, text: str, *, source: str = Place.SET) -> "ResolvedSettings":
         """The same settings with `key` read from `text`.
 
         Raises:
@@ -184,8 +217,9 @@ class ResolvedSettings:
             try:
                 changes[key] = KEYS[key].convert(value)
             except (TypeError, ValueError):
-                shown = f"--{key.replace('_', '-')}" if places[name] == FLAG else key
-                raise SettingsError(f"{shown} is {value!r}: expected {KEYS[key].expected}") from None
+                raise SettingsError(
+                    f"{named(key, places[name])} is {value!r}: expected {KEYS[key].expected}"
+                ) from None
             sources[key] = places[name]
         settings = replace(self.settings, **changes)
         _refuse_without_effect(settings, changes, sources)
@@ -207,7 +241,7 @@ def resolve(
     generation: GenerationConfig,
     overrides: Mapping[str, object],
     *,
-    source: str | Mapping[str, str] = FLAG,
+    source: str | Mapping[str, str] = Place.FLAG,
 ) -> ResolvedSettings:
     """The model's settings with the user's `overrides` on top (None means "not given").
 
@@ -218,19 +252,19 @@ def resolve(
         SettingsError: an unknown key, a value out of range, or one without effect on this model.
     """
     values: dict[str, Any] = {"threshold": config.threshold}
-    sources = {**dict.fromkeys(KEYS, DEFAULT), "threshold": FROM_CONFIG}
+    sources = {**dict.fromkeys(KEYS, Place.DEFAULT), "threshold": Place.CONFIG}
     for name, key in KEYS.items():
         if key.generation_key is not None:
             values[name] = getattr(generation, key.generation_key)
             if key.generation_key in generation.given:
-                sources[name] = FROM_GENERATION
+                sources[name] = Place.GENERATION
     stops_given = generation.given & {"eos_token_id", "stop_token_ids", "pad_token_id"}
     sources |= {
-        "mask_token_id": FROM_CONFIG,
-        "vocab_size": FROM_CONFIG,
-        "stop_ids": FROM_GENERATION if stops_given else FROM_CONFIG,
-        "think_end_token_id": FROM_GENERATION,
-        "suppress_tokens": FROM_GENERATION,
+        "mask_token_id": Place.CONFIG,
+        "vocab_size": Place.CONFIG,
+        "stop_ids": Place.GENERATION if stops_given else Place.CONFIG,
+        "think_end_token_id": Place.GENERATION,
+        "suppress_tokens": Place.GENERATION,
     }
     settings = Settings(
         mask_token_id=config.mask_token_id,
@@ -263,7 +297,7 @@ def _refuse_without_effect(
     """A value that the user gave and that this model cannot obey is refused, never ignored."""
 
     def placed(key: str) -> str:
-        return key if sources[key] in (FLAG, "/set") else f"{key} (from {sources[key]})"
+        return key if is_asked(sources[key]) else f"{key} (from {sources[key]})"
 
     if changes.get("think_end_bias") and settings.think_end_token_id is None:
         raise SettingsError(

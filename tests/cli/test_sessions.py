@@ -177,6 +177,37 @@ def test_another_model_goes_on_with_the_conversation(talk: ChatState, model_fold
     assert len(talk.conversation.messages) == 4
 
 
+@pytest.mark.parametrize(
+    ("lines", "notes"),
+    [
+        (["/think 8"], ["think has no effect with this model"]),
+        (["/think 8", "/think auto"], []),
+        (
+            ["/think 8", "/set think_end_bias 0", "/think auto"],
+            [f"think_end_{part} has no effect while" for part in ("start", "window")],
+        ),
+        (["/set top_k 5"], ["top_k has no effect at temperature 0"]),
+    ],
+    ids=lambda value: "; ".join(value).replace("/", ""),
+)
+def test_what_another_model_does_not_obey_is_noted_by_the_name_that_was_typed(
+    talk: ChatState,
+    model_folder: Path,
+    capsys: pytest.CaptureFixture[str],
+    lines: list[str],
+    notes: list[str],
+) -> None:
+    talk.load = reload
+    for line in lines:
+        execute(line, talk)
+    capsys.readouterr()
+    execute(f"/model {model_folder}", talk)
+    said = capsys.readouterr().err.splitlines()
+    assert len(said) == len(notes)
+    for line, note in zip(said, notes, strict=True):
+        assert line.startswith(f"note: {note}")
+
+
 def test_where_another_model_fails_the_one_before_answers(
     talk: ChatState, model_folder: Path
 ) -> None:

@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from clover_local.config import GenerationConfig, ModelConfig, parse_generation_config
-from clover_local.decoding.settings import ResolvedSettings, resolve
+from clover_local.decoding.settings import Place, ResolvedSettings, is_asked, is_given, resolve
 from clover_local.errors import SettingsError
 
 
@@ -57,6 +57,14 @@ def test_set_parses_text_and_remembers_where_it_came_from(golden_config: ModelCo
     assert (made.settings.max_new_tokens, made.settings.suppress) == (33, (4, 5, 6))
     assert ("top_p", 0.25, "/set") in made.rows()
     assert made.with_value("suppress", "none").settings.suppress == ()
+
+
+def test_a_place_is_the_models_or_a_users_and_of_these_for_this_run_or_for_all() -> None:
+    assert not any(map(is_given, (Place.DEFAULT, Place.CONFIG, Place.GENERATION)))
+    for general in ("/home/me/config.toml", "CLOVER_SEED", "session maths"):
+        assert is_given(general) and not is_asked(general)
+    for asked in (Place.FLAG, Place.ARGUMENT, Place.SET, Place.REGEN, Place.THINK, "/set"):
+        assert is_given(asked) and is_asked(asked)
 
 
 BAD = [
