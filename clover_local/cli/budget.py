@@ -4,9 +4,11 @@ Needs no torch: flags are read before weights are loaded.
 """
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 import typer
 
+from clover_local.cli.preferences import PREFIX
 from clover_local.decoding.settings import CERTAIN_BIAS, Place, Settings
 from clover_local.errors import SettingsError
 
@@ -61,14 +63,36 @@ def require_end(think_end_token_id: int | None, given: str) -> None:
         )
 
 
-def thinks(think: bool | None, think_budget: int | None) -> bool | None:
-    """What `--think` comes to: a budget is for an answer that thinks.
+@dataclass(frozen=True)
+class Thinking:
+    """Whether to think (None: as the template has it), and for how many tokens at most."""
+
+    on: bool | None
+    budget: int | None
+    place: str | None  # what decided on `on`; None: nothing did
+
+
+def thinks(think: bool | None, budget: int | None, origins: Mapping[str, str]) -> Thinking:
+    """What `think` and `think_budget` come to together: a budget is for an answer that thinks.
+
+    Of two that exclude each other the one from the stronger place counts; from one place, a budget
+    is for whenever the answer thinks.
 
     Raises:
-        typer.BadParameter: `--no-think` with a budget.
+        typer.BadParameter: `--no-think` with a budget, both as flags.
     """
-    if think_budget is None:
-        return think
-    if think is False:
+    if think is not False and budget is not None:
+        return Thinking(True, budget, origins.get("think" if think else "think_budget"))
+    if budget is None:
+        return Thinking(think, None, origins.get("think"))
+    strength, other = (_strength(origins.get(key, "")) for key in ("think", "think_budget"))
+    if strength == other == _strength(Place.FLAG):
         raise typer.BadParameter("--no-think and --think-budget exclude each other")
-    return True
+    if other > strength:
+        return Thinking(True, budget, origins.get("think_budget"))
+    return Thinking(False, None, origins.get("think"))
+
+
+def _strength(place: str) -> int:
+    """Flags are above the environment, that is above a config file."""
+    return 2 if place == Place.FLAG else int(place.startswith(PREFIX))

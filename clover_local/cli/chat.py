@@ -48,20 +48,20 @@ def chat(
     quiet: o.QuietOpt = False,
 ) -> None:
     """Chat with a model; without MODEL, with the small demo model that comes with the package."""
-    given, memory = o.given_settings(call), o.memory_options(call)
-    thinking = thinks(think, think_budget)
+    given, memory, origins = o.given_settings(call), o.memory_options(call), o.origins(call)
+    thinking = thinks(think, think_budget, origins)
     question = None if prompt is None else read_prompt(prompt, file=None, keep_newline=True)
-    origins = o.origins(call)
     opened, resolved = start.open_model(
         model or DEMO,
         given,
         origins=origins,
         template_flags=o.flags_of(call, "system", "think"),
-        think_budget=think_budget,
+        think_budget=thinking.budget,
         strict=strict,
     )
     # A template that refuses is better known before the weights are loaded.
-    opened.tokenizer.render(messages(question or "Hello", system=system), enable_thinking=thinking)
+    asked = messages(question or "Hello", system=system)
+    opened.tokenizer.render(asked, enable_thinking=thinking.on)
     if model is None:
         console.note(INTRODUCTION)
 
@@ -77,8 +77,9 @@ def chat(
             strict=strict,
         )
 
+    sources = origins | ({} if thinking.place is None else {"think": thinking.place})
     talk = _talk(
-        load(opened, resolved), resolved, system=system, thinking=thinking, sources=origins
+        load(opened, resolved), resolved, system=system, thinking=thinking.on, sources=sources
     )
     talk.load, talk.watch = load, watch or talk.watch
     if not _answer(talk, question):

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import typer
 
 from clover_local.cli import console, effects
 from clover_local.cli import options as o
-from clover_local.cli.budget import with_budget
+from clover_local.cli.budget import Thinking, thinks, with_budget
 from clover_local.cli.preferences import FILE_VARIABLE, OWN_KEYS, config_path, shown, template
 from clover_local.decoding.settings import Place, ResolvedSettings, Settings, is_given, resolve
 from clover_local.errors import SettingsError
@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from clover_local.config import GenerationConfig, ModelConfig
 
 app = typer.Typer(help="Defaults of flags, from a file and the environment.", rich_markup_mode=None)
-HeatOpt = Annotated[bool | None, typer.Option("--heat/--no-heat", help="generate: in colours.")]
-StatsOpt = Annotated[bool | None, typer.Option("--stats/--no-stats", help="generate: speed.")]
 
 
 @dataclass(frozen=True)
@@ -51,8 +49,8 @@ def explain(
     device: o.DeviceOpt = None,
     dtype: o.DtypeOpt = None,
     watch: o.WatchOpt = None,
-    stats: StatsOpt = None,
-    heat: HeatOpt = None,
+    stats: o.StatsOpt = None,
+    heat: o.HeatOpt = None,
     as_json: o.JsonOpt = False,
     strict: o.StrictOpt = False,
     quiet: o.QuietOpt = False,
@@ -66,10 +64,12 @@ def explain(
     name = model or DEMO
     o.memory_options(call)  # refuses what cannot be meant
     given, places = o.given_settings(call), o.origins(call)
-    if think_budget is not None:
-        given, places = with_budget(given, places, think_budget)
+    thinking = thinks(think, think_budget, places)
+    if thinking.budget is not None:
+        given, places = with_budget(given, places, thinking.budget)
     resolved = resolve(*_described(name), given, source=places)
-    rows = [*_of_settings(resolved), *_of_flags(call, {"model": name, "watch": watch or "block"})]
+    of_flags = _of_flags(call, {"model": name, "watch": watch or "block"})
+    rows = [*_of_settings(resolved), *(_with_thinking(row, thinking) for row in of_flags)]
     path = config_path()
     if as_json:
         console.print_json(
@@ -149,6 +149,15 @@ def _of_flags(call: typer.Context, defaults: Mapping[str, object]) -> list[Row]:
         Row(key, defaults.get(key) if value is None else value, places.get(key, Place.DEFAULT), "")
         for key, value in ((key, call.params[key]) for key in OWN_KEYS)
     ]
+
+
+def _with_thinking(row: Row, thinking: Thinking) -> Row:
+    """A row as it is once it is clear whether the answer thinks."""
+    if row.key == "think":
+        return replace(row, value=thinking.on, source=thinking.place or Place.DEFAULT)
+    if row.key == "think_budget" and row.value is not None and thinking.budget is None:
+        return replace(row, effect="no effect while think is off")
+    return row
 
 
 def _json(row: Row) -> dict[str, object]:

@@ -37,13 +37,6 @@ PromptIdsOpt = Annotated[
 TraceOpt = Annotated[
     Path | None, typer.Option(metavar="FILE", help="Write what every pass did, as JSON lines.")
 ]
-HeatOpt = Annotated[
-    bool,
-    typer.Option("--heat/--no-heat", help="On a terminal: tokens coloured by how sure each was."),
-]
-StatsOpt = Annotated[
-    bool, typer.Option("--stats/--no-stats", help="Show speed and memory on stderr.")
-]
 
 
 @o.configured()
@@ -63,8 +56,8 @@ def generate(
     device: o.DeviceOpt = None,
     dtype: o.DtypeOpt = None,
     trace: TraceOpt = None,
-    stats: StatsOpt = False,
-    heat: HeatOpt = False,
+    stats: o.StatsOpt = None,
+    heat: o.HeatOpt = None,
     as_json: o.JsonOpt = False,
     strict: o.StrictOpt = False,
     quiet: o.QuietOpt = False,
@@ -76,7 +69,7 @@ def generate(
             why = "with --json" if as_json else "where stdout shows no colours"
             effects.report([("heat", why)], strict=strict)
         heat = False
-    thinking = thinks(think, think_budget)
+    thinking = thinks(think, think_budget, origins)
     text, ids = _prompt(prompt, file=file, prompt_ids=prompt_ids, raw=raw)
     template_flags = o.flags_of(call, "system", "think") | ({"raw": raw} if raw and ids else {})
     bypass = "--prompt-ids" if ids else "--raw" if raw else None
@@ -86,11 +79,11 @@ def generate(
         origins=origins,
         template_flags=template_flags,
         bypass=bypass,
-        think_budget=think_budget,
+        think_budget=thinking.budget,
         strict=strict,
     )
     if not raw and not ids:
-        text = opened.tokenizer.render(messages(text, system=system), enable_thinking=thinking)
+        text = opened.tokenizer.render(messages(text, system=system), enable_thinking=thinking.on)
     _refuse_same(file, trace)
     with start.trace(opened, trace) as tracing:
         session = start.load(
@@ -105,9 +98,9 @@ def generate(
         )
         session.generator.trace = tracing
         finished = _answer(
-            session, ids or opened.tokenizer.encode(text), as_json=as_json, heat=heat
+            session, ids or opened.tokenizer.encode(text), as_json=as_json, heat=bool(heat)
         )
-    _report(session, as_json=as_json, stats=stats)
+    _report(session, as_json=as_json, stats=bool(stats))
     if not finished:
         raise typer.Exit(INTERRUPTED)
 

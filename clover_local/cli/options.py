@@ -68,6 +68,13 @@ WatchOpt: TypeAlias = Annotated[
     Literal["off", "block", "heat"] | None,
     typer.Option(metavar="off|block|heat", help="How the active block is shown; default: block."),
 ]
+HeatOpt: TypeAlias = Annotated[
+    bool | None,
+    typer.Option("--heat/--no-heat", help="On a terminal: tokens coloured by how sure each was."),
+]
+StatsOpt: TypeAlias = Annotated[
+    bool | None, typer.Option("--stats/--no-stats", help="Show speed and memory on stderr.")
+]
 PromptOpt: TypeAlias = Annotated[
     str | None, typer.Option("--prompt", "-p", metavar="TEXT", help="What to answer.")
 ]

@@ -84,6 +84,29 @@ def test_a_model_that_has_only_its_configs_is_explained(
     assert explained(run, str(tmp_path))["threshold"][1] == "config.json"
 
 
+def test_thinking_is_explained_as_a_chat_has_it(
+    run: Call, set_up: SetUp, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = explained(run, "--think-budget", "20")
+    assert (rows["think"], rows["think_budget"]) == ((True, "flag", None), (20, "flag", None))
+    assert rows["think_end_start"][:2] == (20, "flag")
+    path = str(set_up("think_budget = 5"))
+    rows = explained(run)
+    assert (rows["think"], rows["think_budget"]) == ((True, path, None), (5, path, None))
+    rows = explained(run, "--no-think")
+    assert rows["think"] == (False, "flag", None)
+    assert rows["think_budget"] == (5, path, "no effect while think is off")
+    assert rows["think_end_bias"][0] == 0
+    outcome = run("config", "explain", "--no-think", "--think-budget", "5")
+    assert (outcome.code, outcome.out) == (2, "")
+    outcome = run("chat", "demo", stdin=b"/show think\n/think off\n/show think\n")
+    assert outcome.out.splitlines() == [
+        f"think = on, for 5 tokens at most ({path})",
+        "think: off",
+        "think = off (/think)",
+    ]
+
+
 def test_explain_does_not_load_torch() -> None:
     code = (
         "import sys; from clover_local.cli.app import main\n"
