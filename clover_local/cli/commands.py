@@ -6,7 +6,7 @@ from dataclasses import asdict
 from clover_local.cli import console, sessions, setting, thinking, turns
 from clover_local.cli.preferences import THINKING, WATCH
 from clover_local.cli.status import offload_rows, size, stats_rows
-from clover_local.cli.talk import ChatState, Command, choice
+from clover_local.cli.talk import ChatState, SlashCommand, one_of
 from clover_local.decoding.keys import MODES
 from clover_local.decoding.settings import Place
 from clover_local.errors import SettingsError
@@ -93,7 +93,7 @@ def _cache(chat: ChatState, argument: str) -> None:
 
 def _watch(chat: ChatState, argument: str) -> None:
     if argument:
-        chat.watch = choice("/watch", argument, WATCH)
+        chat.watch = one_of(WATCH, argument, command="/watch")
         chat.sources["watch"] = Place.WATCH
     console.text(f"watch: {chat.watch}")
 
@@ -102,44 +102,44 @@ def _exit(chat: ChatState, argument: str) -> None:
     raise EOFError
 
 
-COMMANDS: dict[str, Command] = {
-    "/help": Command(
+COMMANDS: dict[str, SlashCommand] = {
+    "/help": SlashCommand(
         "/help [COMMAND]", "this list, or more on one of them", _help, lambda typed: COMMANDS
     ),
-    "/new": Command("/new", "forget the conversation; the system prompt stays", _new),
-    "/regen": Command(
+    "/new": SlashCommand("/new", "forget the conversation; the system prompt stays", _new),
+    "/regen": SlashCommand(
         "/regen",
         "answer the last question again",
         turns.regen,
         more=("With a temperature above 0 it takes the next seed; without, the same text again.",),
     ),
-    "/undo": Command("/undo", "take the last question and its answer back", turns.undo),
-    "/edit": Command(
+    "/undo": SlashCommand("/undo", "take the last question and its answer back", turns.undo),
+    "/edit": SlashCommand(
         "/edit",
         "change the last question in $EDITOR, and ask it",
         turns.edit,
         more=("$VISUAL comes first; without either it is vi. Unchanged, nothing is asked.",),
     ),
-    "/read": Command(
+    "/read": SlashCommand(
         "/read FILE",
         "a text before the next question; `none`: no",
         turns.read,
         turns.paths,
         more=("Several files go in the order read; without FILE: how much waits.",),
     ),
-    "/copy": Command("/copy", "the last answer to the clipboard (OSC 52)", turns.copy),
-    "/save": Command(
+    "/copy": SlashCommand("/copy", "the last answer to the clipboard (OSC 52)", turns.copy),
+    "/save": SlashCommand(
         "/save NAME", "keep the conversation in a file", sessions.save, sessions.names
     ),
-    "/load": Command("/load NAME", "go on with a saved one", sessions.load, sessions.names),
-    "/sessions": Command("/sessions", "the saved conversations", sessions.sessions),
-    "/model": Command(
+    "/load": SlashCommand("/load NAME", "go on with a saved one", sessions.load, sessions.names),
+    "/sessions": SlashCommand("/sessions", "the saved conversations", sessions.sessions),
+    "/model": SlashCommand(
         "/model [NAME]", "the model; with NAME: go on with another", sessions.model, sessions.models
     ),
-    "/system": Command(
+    "/system": SlashCommand(
         "/system TEXT", "set the system prompt; `none` removes it", _system, ("none",)
     ),
-    "/set": Command(
+    "/set": SlashCommand(
         "/set KEY VALUE",
         "change a setting",
         setting.set_,
@@ -149,17 +149,17 @@ COMMANDS: dict[str, Command] = {
             "/set KEY default: the model's own value again.",
         ),
     ),
-    "/show": Command(
+    "/show": SlashCommand(
         "/show [KEY]",
         "every setting, its value, and where it came from",
         setting.show,
         setting.shown_keys,
     ),
-    "/stats": Command("/stats", "speed of the last answer, size of the state", _stats),
-    "/cache": Command(
+    "/stats": SlashCommand("/stats", "speed of the last answer, size of the state", _stats),
+    "/cache": SlashCommand(
         "/cache [N]", "the experts on the device; with N: so many slots from now on", _cache
     ),
-    "/think": Command(
+    "/think": SlashCommand(
         "/think on|off|auto|N",
         "think before answering; for N tokens at most",
         thinking.think,
@@ -170,23 +170,23 @@ COMMANDS: dict[str, Command] = {
             "the end certain there; a block has it once, where it is surest.",
         ),
     ),
-    "/thinking": Command(
+    "/thinking": SlashCommand(
         "/thinking [show|fold]",
         "what the last answer thought; or show it dimmed, or folded to a line",
         thinking.thinking,
         THINKING,
     ),
-    "/mode": Command(
+    "/mode": SlashCommand(
         "/mode denoise|ar|draft|auto",
         "block diffusion, one token a forward, verified drafts, or the fastest of these",
         setting.mode,
         MODES,
     ),
-    "/watch": Command(
+    "/watch": SlashCommand(
         "/watch off|block|heat",
         "the active block: hidden, shown, coloured by confidence",
         _watch,
         WATCH,
     ),
-    "/exit": Command("/exit", "leave (so does Ctrl-D)", _exit),
+    "/exit": SlashCommand("/exit", "leave (so does Ctrl-D)", _exit),
 }

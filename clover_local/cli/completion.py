@@ -8,18 +8,22 @@ its metavar, which is what `--help` shows.
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from collections.abc import Callable
+from typing import Annotated, Any, Literal, get_args
 
 import typer
 
 from clover_local.cli import completion_scripts, console
-from clover_local.cli.completion_scripts import NOTHING, Command, Flag, Values
+from clover_local.cli.completion_scripts import NOTHING, Flag, ShellCommand, Values
 from clover_local.decoding.keys import SINGLE_MODES
 
-ShellArg = Annotated[
-    Literal["bash", "zsh", "fish"], typer.Argument(help="Whose script to print.", metavar="SHELL")
-]
-SHELLS = ("bash", "zsh", "fish")
+Shell = Literal["bash", "zsh", "fish"]
+ShellArg = Annotated[Shell, typer.Argument(help="Whose script to print.", metavar="SHELL")]
+SCRIPTS: dict[Shell, Callable[[ShellCommand], str]] = {
+    "bash": completion_scripts.bash,
+    "zsh": completion_scripts.zsh,
+    "fish": completion_scripts.fish,
+}
 _MEANT: dict[str, Values] = {
     "MODEL": Values("model"),
     "NAME": Values("cached"),
@@ -28,7 +32,7 @@ _MEANT: dict[str, Values] = {
     "TRACE": Values("file"),
     "DEST": Values("file"),
     "OUT": Values("file"),
-    "SHELL": Values("words", SHELLS),
+    "SHELL": Values("words", get_args(Shell)),
     "MODES": Values("words", SINGLE_MODES),
 }
 """By metavar, without a suffix such as the one of OUT.gguf."""
@@ -45,15 +49,10 @@ def completion(call: typer.Context, shell: ShellArg) -> None:
 
     Print it again after an update. For one session: eval "$(clover-local completion bash)".
     """
-    write = {
-        "bash": completion_scripts.bash,
-        "zsh": completion_scripts.zsh,
-        "fish": completion_scripts.fish,
-    }[shell]
-    console.write(write(described(call.find_root().command)))
+    console.write(SCRIPTS[shell](described(call.find_root().command)))
 
 
-def described(program: Any, path: tuple[str, ...] = ()) -> Command:
+def described(program: Any, path: tuple[str, ...] = ()) -> ShellCommand:
     """A command of typer's, with all below it, as far as a shell is concerned."""
     flags, arguments = [], []
     for parameter in program.params:
@@ -67,7 +66,7 @@ def described(program: Any, path: tuple[str, ...] = ()) -> Command:
         flags.append(Flag(names, _first(parameter.help), takes))
     flags.append(Flag(("--help", "-h"), "Show this message and exit", None))
     below = getattr(program, "commands", {})
-    return Command(
+    return ShellCommand(
         path,
         _first(program.help),
         tuple(flags),

@@ -29,28 +29,28 @@ class Flag:
 
 
 @dataclass(frozen=True)
-class Command:
+class ShellCommand:
     """A command, or a group of `below`."""
 
     path: tuple[str, ...]
     help: str
     flags: tuple[Flag, ...]
     arguments: tuple[Values, ...]
-    below: tuple["Command", ...]
+    below: tuple["ShellCommand", ...]
 
     @property
     def name(self) -> str:
         """The last word of it."""
         return self.path[-1]
 
-    def all(self) -> Iterator["Command"]:
+    def all(self) -> Iterator["ShellCommand"]:
         """The command and all below it."""
         yield self
         for each in self.below:
             yield from each.all()
 
 
-def bash(program: Command) -> str:
+def bash(program: ShellCommand) -> str:
     """The script for bash 3.2 and later, which needs no bash-completion."""
 
     def cases(pairs: list[tuple[str, str]]) -> str:
@@ -196,13 +196,13 @@ complete -F _clover_local clover-local
 """
 
 
-def zsh(program: Command) -> str:
+def zsh(program: ShellCommand) -> str:
     """The script for zsh: a function for each command, of specifications for `_arguments`."""
     functions = "\n".join(_zsh_function(command) for command in program.all())
     return _ZSH.format(cache=CACHE, functions=functions)
 
 
-def _zsh_function(command: Command) -> str:
+def _zsh_function(command: ShellCommand) -> str:
     name = "_".join(("_clover_local", *command.path))
     actions: dict[Kind, Callable[[Values], str]] = {
         "words": lambda values: f"({' '.join(values.words)})",
@@ -285,12 +285,12 @@ fi
 """
 
 
-def fish(program: Command) -> str:
+def fish(program: ShellCommand) -> str:
     """The script for fish: a line for each flag of each command."""
     return _FISH.format(lines="\n".join(_fish_lines(program, "__fish_use_subcommand")))
 
 
-def _fish_lines(command: Command, before: str) -> Iterator[str]:
+def _fish_lines(command: ShellCommand, before: str) -> Iterator[str]:
     """The lines of a group and all below it; `before` holds while none of `below` is there."""
     names = " ".join(each.name for each in command.below)
     for each in command.below:

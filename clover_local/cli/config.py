@@ -13,7 +13,7 @@ import typer
 from clover_local.cli import console, effects
 from clover_local.cli import options as o
 from clover_local.cli.budget import Thinking, thinks, with_budget
-from clover_local.cli.preferences import FILE_VARIABLE, OWN_KEYS, config_path, shown, template
+from clover_local.cli.preferences import FILE_VARIABLE, FLAG_KEYS, config_path, shown, template
 from clover_local.decoding.settings import Place, ResolvedSettings, Settings, is_given, resolve
 from clover_local.errors import SettingsError
 from clover_local.files import replacing
@@ -147,7 +147,7 @@ def _of_flags(call: typer.Context, defaults: Mapping[str, object]) -> list[Row]:
     places = o.origins(call)
     return [
         Row(key, defaults.get(key) if value is None else value, places.get(key, Place.DEFAULT), "")
-        for key, value in ((key, call.params[key]) for key in OWN_KEYS)
+        for key, value in ((key, call.params[key]) for key in FLAG_KEYS)
     ]
 
 

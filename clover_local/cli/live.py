@@ -18,6 +18,7 @@ from rich.cells import cell_len
 from clover_local.chat import Piece
 from clover_local.cli import console
 from clover_local.cli.heat import colour
+from clover_local.cli.preferences import ThinkingView, Watch
 from clover_local.cli.writer import Output, Throttle
 from clover_local.decoding.events import PassDone, PromptProgress
 
@@ -40,8 +41,8 @@ class AnswerView:
         output: Output,
         *,
         mask_token_id: int,
-        watch: str,
-        thinking: str = "show",
+        watch: Watch,
+        thinking: ThinkingView = "show",
         throttle: Throttle | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:

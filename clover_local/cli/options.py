@@ -6,12 +6,12 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeAlias, get_type_hints
+from typing import Annotated, Any, TypeAlias, get_type_hints
 
 import typer
 
 from clover_local.cli import console
-from clover_local.cli.preferences import Preference, Preferences, read_preferences
+from clover_local.cli.preferences import Preference, Preferences, Watch, read_preferences
 from clover_local.decoding.keys import KEYS, Key
 from clover_local.decoding.settings import Place
 from clover_local.errors import CloverError, SettingsError
@@ -65,7 +65,7 @@ StrictOpt: TypeAlias = Annotated[
     bool, typer.Option("--strict/--no-strict", help="Refuse flags that would have no effect.")
 ]
 WatchOpt: TypeAlias = Annotated[
-    Literal["off", "block", "heat"] | None,
+    Watch | None,
     typer.Option(metavar="off|block|heat", help="How the active block is shown; default: block."),
 ]
 HeatOpt: TypeAlias = Annotated[

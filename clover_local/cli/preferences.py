@@ -12,6 +12,7 @@ import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal, get_args
 
 from clover_local.decoding.keys import KEYS, Key, choice, switch, whole
 from clover_local.errors import SettingsError
@@ -24,8 +25,12 @@ PREFIX = "CLOVER_"
 FILE_VARIABLE = "CLOVER_CONFIG"
 NO_SETTINGS = (FILE_VARIABLE, "CLOVER_DEBUG", "CLOVER_KERNELS")
 """Variables that are read elsewhere."""
-WATCH = ("off", "block", "heat")
-THINKING = ("show", "fold")
+Watch = Literal["off", "block", "heat"]
+"""How the active block is shown."""
+WATCH: tuple[Watch, ...] = get_args(Watch)
+ThinkingView = Literal["show", "fold"]
+"""How thinking appears."""
+THINKING: tuple[ThinkingView, ...] = get_args(ThinkingView)
 
 
 def _text(expects: str, help: str) -> Key:
@@ -61,7 +66,7 @@ def _path(help: str) -> Key:
     return Key("the path of a file", convert, metavar="FILE", help=help)
 
 
-OWN_KEYS: dict[str, Key] = {
+FLAG_KEYS: dict[str, Key] = {
     "model": _text("a folder, a .gguf file, a hub id or demo", "chat: the model without MODEL."),
     "system": _text("a text", "System prompt."),
     "think": switch("Think before answering, where the template can switch it."),
@@ -82,7 +87,7 @@ OWN_KEYS: dict[str, Key] = {
     "quiet": switch("No notes, no progress; of every command."),
 }
 """What is no field of `Settings`, as `KEYS`."""
-ALL_KEYS = {**KEYS, **OWN_KEYS}
+ALL_KEYS = {**KEYS, **FLAG_KEYS}
 
 
 @dataclass(frozen=True)
@@ -127,7 +132,7 @@ def read_preferences(environment: Mapping[str, str] = os.environ) -> Preferences
         key = variable.removeprefix(PREFIX).lower()
         if key in ALL_KEYS:
             remedy = "correct it, or unset it"
-            value = _converted(key, text, shown=variable, remedy=remedy)
+            value = _converted(key, text, place=variable, remedy=remedy)
             values[key] = Preference(value, variable)
         else:
             near = _nearest(key)
@@ -146,7 +151,7 @@ def _of_file(path: Path, *, must_exist: bool) -> dict[str, Preference]:
             raise SettingsError(f"{path} has the unknown key {name!r}: {hint}")
         if key in values:
             raise SettingsError(f"{path} has {key} twice: remove one of the lines")
-        value = _converted(key, given, shown=f"{path}: {name}", remedy="correct that line")
+        value = _converted(key, given, place=f"{path}: {name}", remedy="correct that line")
         if isinstance(value, Path):
             value = path.parent / value
         values[key] = Preference(value, str(path))
@@ -173,15 +178,15 @@ def _table(path: Path, *, must_exist: bool) -> Mapping[str, object]:
         raise SettingsError(f"{path} is no TOML ({why}): correct that line") from None
 
 
-def _converted(key: str, value: object, *, shown: str, remedy: str) -> object:
+def _converted(key: str, value: object, *, place: str, remedy: str) -> object:
     if isinstance(value, dict):
-        raise SettingsError(f"{shown} is a table: keys stand without one, {remedy}")
+        raise SettingsError(f"{place} is a table: keys stand without one, {remedy}")
     try:
         return ALL_KEYS[key].convert(value)
     except (TypeError, ValueError):
         expects = ALL_KEYS[key].expected
         raise SettingsError(
-            f"{shown} is {reprlib.repr(value)}: expected {expects}; {remedy}"
+            f"{place} is {reprlib.repr(value)}: expected {expects}; {remedy}"
         ) from None
 
 
@@ -214,8 +219,8 @@ def template(default_of: Callable[[str], object]) -> str:
     ]
     for key, setting in ALL_KEYS.items():
         value = default_of(key)
-        shown = _toml(setting.metavar or "on" if value is None else value)
-        lines += ["", f"# {setting.help or setting.expects}", f"#{key} = {shown}"]
+        example = _toml(setting.metavar or "on" if value is None else value)
+        lines += ["", f"# {setting.help or setting.expects}", f"#{key} = {example}"]
     return "\n".join(lines) + "\n"
 
 

@@ -16,9 +16,9 @@ from typing import Any
 
 from clover_local.chat import Conversation
 from clover_local.cli import console, start
-from clover_local.cli.preferences import THINKING, WATCH
+from clover_local.cli.preferences import THINKING, WATCH, ThinkingView, Watch
 from clover_local.cli.prompts import messages as ask
-from clover_local.cli.talk import ChatState
+from clover_local.cli.talk import ChatState, one_of
 from clover_local.cli.turns import paths
 from clover_local.decoding.settings import Place, ResolvedSettings, is_asked, is_given, resolve
 from clover_local.errors import SessionError, SettingsError
@@ -213,17 +213,18 @@ def _read(path: Path) -> dict[str, Any]:
         raise SessionError(f"there is no session {path.stem}: saved are {known}") from None
     except OSError as error:
         raise SessionError(f"{path} cannot be read ({error.strerror}): remove it") from None
-    except (ValueError, TypeError, KeyError, RecursionError) as error:
+    except (ValueError, TypeError, KeyError, RecursionError, SettingsError) as error:
         why = " ".join(str(error).split())
         raise SessionError(f"{path} is no session, or damaged ({why}): remove it") from None
 
 
-def _view(value: Any) -> tuple[str, str]:
+def _view(value: Any) -> tuple[ThinkingView, Watch]:
     """How thinking and the active block appear."""
-    thinking, watch = (as_text(as_object(value)[key]) for key in ("thinking", "watch"))
-    if thinking not in THINKING or watch not in WATCH:
-        raise ValueError(f"a view {thinking!r}, {watch!r}")
-    return thinking, watch
+    view = as_object(value)
+    return (
+        one_of(THINKING, as_text(view["thinking"]), command="thinking"),
+        one_of(WATCH, as_text(view["watch"]), command="watch"),
+    )
 
 
 def _messages(value: Any) -> list[Any]:

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from clover_local.placement import MemoryOptions
     from clover_local.session import OpenModel, Session
 
+
 def open_model(
     name: str,
     given: Mapping[str, object],

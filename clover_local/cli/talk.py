@@ -2,12 +2,16 @@
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 from clover_local.chat import AnswerStream, Conversation
+from clover_local.cli.preferences import ThinkingView, Watch
 from clover_local.decoding.result import GenerationResult
 from clover_local.decoding.settings import ResolvedSettings
 from clover_local.errors import SettingsError
 from clover_local.session import OpenModel, Session
+
+Word = TypeVar("Word", bound=str)
 
 
 @dataclass
@@ -17,8 +21,8 @@ class ChatState:
     session: Session
     conversation: Conversation
     resolved: ResolvedSettings
-    watch: str = "block"
-    thinking: str = "show"
+    watch: Watch = "block"
+    thinking: ThinkingView = "show"
     last: GenerationResult | None = None
     sources: dict[str, str] = field(default_factory=dict)
     """Where what is no field of `Settings` came from (`system`, `device`, ...); or default."""
@@ -50,7 +54,7 @@ class ChatState:
 
 
 @dataclass(frozen=True)
-class Command:
+class SlashCommand:
     """One slash command.
 
     `choices` are the values that it takes, or finds them; `more` is what `/help COMMAND` adds. A
@@ -64,12 +68,13 @@ class Command:
     more: tuple[str, ...] = ()
 
 
-def choice(command: str, argument: str, choices: tuple[str, ...]) -> str:
-    """`argument`, if it is one of `choices`.
+def one_of(choices: tuple[Word, ...], argument: str, *, command: str) -> Word:
+    """The one of `choices` that `argument` is.
 
     Raises:
-        SettingsError: it is not.
+        SettingsError: none; says what `command` takes.
     """
-    if argument not in choices:
-        raise SettingsError(f"{command} takes {', '.join(choices)}, not {argument!r}")
-    return argument
+    for word in choices:
+        if word == argument:
+            return word
+    raise SettingsError(f"{command} takes {', '.join(choices)}, not {argument!r}")

@@ -3,7 +3,7 @@
 from clover_local.cli import console
 from clover_local.cli.budget import budget, limit, require_end
 from clover_local.cli.preferences import THINKING
-from clover_local.cli.talk import ChatState, choice
+from clover_local.cli.talk import ChatState, one_of
 from clover_local.decoding.settings import Place, resolve
 from clover_local.errors import SettingsError
 
@@ -57,7 +57,7 @@ def think_word(chat: ChatState) -> str:
 def thinking(chat: ChatState, argument: str) -> None:
     """Shows what the last answer thought, or sets how thinking appears from now on."""
     if argument:
-        chat.thinking = choice("/thinking", argument, THINKING)
+        chat.thinking = one_of(THINKING, argument, command="/thinking")
         chat.sources["thinking"] = Place.THINKING
         console.text(f"thinking: {chat.thinking}")
         return

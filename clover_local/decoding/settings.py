@@ -252,7 +252,7 @@ def resolve(
         SettingsError: an unknown key, a value out of range, or one without effect on this model.
     """
     values: dict[str, Any] = {"threshold": config.threshold}
-    sources = {**dict.fromkeys(KEYS, Place.DEFAULT), "threshold": Place.CONFIG}
+    sources: dict[str, str] = {**dict.fromkeys(KEYS, Place.DEFAULT), "threshold": Place.CONFIG}
     for name, key in KEYS.items():
         if key.generation_key is not None:
             values[name] = getattr(generation, key.generation_key)

@@ -14,7 +14,7 @@ import typer
 
 from clover_local.cli.app import app
 from clover_local.cli.completion import described
-from clover_local.cli.completion_scripts import Command
+from clover_local.cli.completion_scripts import ShellCommand
 
 Call = Callable[..., Any]
 """A fixture that is called with the arguments of a command, or of a terminal."""
@@ -200,7 +200,7 @@ def test_the_module_runs_as_a_program() -> None:
     assert done.stdout.startswith("clover-local ")
 
 
-def _flags(program: Command) -> dict[str, set[str]]:
+def _flags(program: ShellCommand) -> dict[str, set[str]]:
     """The flags of each command that does something, by its name."""
     return {
         " ".join(command.path): {name for flag in command.flags for name in flag.names}

@@ -11,8 +11,8 @@ import pytest
 import typer
 
 from clover_local.cli.app import app
-from clover_local.cli.completion import SHELLS, described
-from clover_local.cli.completion_scripts import Command, bash
+from clover_local.cli.completion import SCRIPTS, described
+from clover_local.cli.completion_scripts import ShellCommand, bash
 from clover_local.decoding.keys import KEYS, MODES, SAMPLERS
 
 Call = Callable[..., Any]
@@ -20,12 +20,12 @@ needs_bash = pytest.mark.skipif(shutil.which("bash") is None, reason="there is n
 
 
 @pytest.fixture(scope="module")
-def program() -> Command:
+def program() -> ShellCommand:
     return described(typer.main.get_command(app))
 
 
 @pytest.fixture(scope="module")
-def place(program: Command, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def place(program: ShellCommand, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with the script, a few files, and a hub cache of two models."""
     folder = tmp_path_factory.mktemp("completion")
     (folder / "script").write_text(bash(program), encoding="utf-8")
@@ -92,7 +92,7 @@ MODELS = ["a folder", "demo", "owner/some--name", "theirs/other", "x.gguf"]
         (["export", "gguf", "demo", "out", "--type", "Q8"], ["Q8_0"]),
         (["config", "e"], ["explain"]),
         (["config", "explain", "de"], ["demo"]),
-        (["completion", ""], sorted(SHELLS)),
+        (["completion", ""], sorted(SCRIPTS)),
     ],
     ids=" ".join,
 )
@@ -108,8 +108,8 @@ def test_bash_knows_every_flag_of_every_setting(place: Path) -> None:
         assert "--help" in flags
 
 
-def test_a_script_knows_every_command_and_needs_no_python(run: Call, program: Command) -> None:
-    for shell in SHELLS:
+def test_a_script_knows_every_command_and_needs_no_python(run: Call, program: ShellCommand) -> None:
+    for shell in SCRIPTS:
         outcome = run("completion", shell)
         assert (outcome.code, outcome.err) == (0, "")
         for command in program.all():
@@ -121,7 +121,7 @@ def test_a_script_knows_every_command_and_needs_no_python(run: Call, program: Co
 @pytest.mark.parametrize(
     ("shell", "check"),
     [("bash", ("-n",)), ("zsh", ("-n",)), ("fish", ("--no-execute",))],
-    ids=SHELLS,
+    ids=SCRIPTS,
 )
 def test_the_syntax_is_the_shells(
     run: Call, tmp_path: Path, shell: str, check: tuple[str, ...]

@@ -96,7 +96,7 @@ def test_thinking_is_explained_as_a_chat_has_it(
     rows = explained(run, "--no-think")
     assert rows["think"] == (False, "flag", None)
     assert rows["think_budget"] == (5, path, "no effect while think is off")
-    assert rows["think_end_bias"][0] == 0
+    assert rows["think_end_bias"][1] == "generation_config.json"
     outcome = run("config", "explain", "--no-think", "--think-budget", "5")
     assert (outcome.code, outcome.out) == (2, "")
     outcome = run("chat", "demo", stdin=b"/show think\n/think off\n/show think\n")
