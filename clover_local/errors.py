@@ -4,9 +4,29 @@ A wrong call by a programmer is a `ValueError`; a `CloverError` is what the comm
 one line.
 """
 
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+
 
 class CloverError(Exception):
-    """Something the user can mend; the message is one sentence that says how."""
+    """Something the user can mend; the message is one sentence that says how.
+
+    Where the cause may be the value of a flag or a setting, `keys` names it.
+    """
+
+    def __init__(self, message: str = "", *, keys: Iterable[str] = ()) -> None:
+        super().__init__(message)
+        self.keys = frozenset(keys)
+
+
+@contextmanager
+def concerning(key: str) -> Iterator[None]:
+    """Within it, the cause of every CloverError may be the value of `key`."""
+    try:
+        yield
+    except CloverError as error:
+        error.keys |= {key}
+        raise
 
 
 class ConfigError(CloverError):
@@ -27,6 +47,9 @@ class SettingsError(CloverError):
 
 class ContextError(CloverError):
     """A prompt that does not fit the context."""
+
+    def __init__(self, message: str = "", *, keys: Iterable[str] = ("context",)) -> None:
+        super().__init__(message, keys=keys)
 
 
 class HubError(CloverError):

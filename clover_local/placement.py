@@ -112,7 +112,9 @@ def check_context(context: int, config: ModelConfig) -> None:
     """Raises SettingsError for a context that is longer than the model's."""
     most = config.max_position_embeddings
     if context > most:
-        raise SettingsError(f"--context {context} exceeds the model's {most}: pass at most that")
+        raise SettingsError(
+            f"--context {context} exceeds the model's {most}: pass at most that", keys={"context"}
+        )
 
 
 def place(
@@ -168,18 +170,21 @@ def place(
 def _check(options: MemoryOptions, config: ModelConfig) -> None:
     if options.policy is not None and options.policy not in POLICY_NAMES:
         raise SettingsError(
-            f"--policy {options.policy} is unknown: use one of {', '.join(POLICY_NAMES)}"
+            f"--policy {options.policy} is unknown: use one of {', '.join(POLICY_NAMES)}",
+            keys={"policy"},
         )
     if options.policy == "static" and options.profile is None:
         raise SettingsError(
             "--policy static keeps the experts of a profile: pass --expert-profile FILE, which "
-            "`clover-local simulate TRACE --save-profile FILE` writes"
+            "`clover-local simulate TRACE --save-profile FILE` writes",
+            keys={"policy"},
         )
     layers, slots = config.num_hidden_layers, options.expert_slots
     if slots is not None and not layers <= slots <= layers * config.num_experts:
         raise SettingsError(
             f"--expert-slots {slots}: this model can have {layers} (one a layer) to "
-            f"{layers * config.num_experts} (all)"
+            f"{layers * config.num_experts} (all)",
+            keys={"expert_slots"},
         )
 
 

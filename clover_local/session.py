@@ -221,7 +221,8 @@ def load_placed(
     except torch.OutOfMemoryError:
         raise SettingsError(
             "the device has less free memory than was planned for: close what else uses it, or "
-            "pass a smaller --gpu-memory"
+            "pass a smaller --gpu-memory",
+            keys={"gpu_memory"},
         ) from None
     generator = Generator(
         GraphedClover(model, on_fallback=on_note) if where.type == "cuda" else model,
@@ -332,7 +333,9 @@ def check_device(device: str | None) -> torch.device:
 
     available = torch.cuda.is_available()
     if device == "cuda" and not available:
-        raise SettingsError("--device cuda: torch sees no CUDA device here: use --device cpu")
+        raise SettingsError(
+            "--device cuda: torch sees no CUDA device here: use --device cpu", keys={"device"}
+        )
     return torch.device(device or ("cuda" if available else "cpu"))
 
 
@@ -349,4 +352,6 @@ def _check_kernels(device: torch.device, dtype: str) -> None:
 
 def _check_choice(name: str, value: str | None, choices: tuple[str, ...]) -> None:
     if value is not None and value not in choices:
-        raise SettingsError(f"--{name} {value} is unknown: use {' or '.join(choices)}")
+        raise SettingsError(
+            f"--{name} {value} is unknown: use {' or '.join(choices)}", keys={name}
+        )

@@ -59,7 +59,8 @@ def require_end(think_end_token_id: int | None, given: str) -> None:
     if think_end_token_id is None:
         raise SettingsError(
             f"{given} needs a token that ends the thinking, and this model names none "
-            "(dllm_think_end_token_id in generation_config.json): leave the number out"
+            "(dllm_think_end_token_id in generation_config.json): leave the number out",
+            keys={"think_budget"},
         )
 
 

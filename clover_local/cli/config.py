@@ -15,7 +15,7 @@ from clover_local.cli import options as o
 from clover_local.cli.budget import Thinking, thinks, with_budget
 from clover_local.cli.preferences import FILE_VARIABLE, FLAG_KEYS, config_path, shown, template
 from clover_local.decoding.settings import Place, ResolvedSettings, Settings, is_given, resolve
-from clover_local.errors import SettingsError
+from clover_local.errors import SettingsError, concerning
 from clover_local.files import replacing
 from clover_local.hub import DEMO, DESCRIPTION_FILES, locate
 
@@ -67,7 +67,9 @@ def explain(
     thinking = thinks(think, think_budget, places)
     if thinking.budget is not None:
         given, places = with_budget(given, places, thinking.budget)
-    resolved = resolve(*_described(name), given, source=places)
+    with concerning("model"):
+        described = _described(name)
+    resolved = resolve(*described, given, source=places)
     of_flags = _of_flags(call, {"model": name, "watch": watch or "block"})
     rows = [*_of_settings(resolved), *(_with_thinking(row, thinking) for row in of_flags)]
     path = config_path()

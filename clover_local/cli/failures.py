@@ -18,7 +18,8 @@ def report(error: BaseException) -> None:
 def _explain(error: BaseException) -> str:
     """One sentence on an exception that ended a command or an answer."""
     if isinstance(error, CloverError):
-        return str(error)
+        notes = ", ".join(getattr(error, "__notes__", ()))
+        return f"{error} ({notes})" if notes else str(error)
     if _is_out_of_memory(error):
         return "out of memory: close other programs, shorten the conversation, or lower --context"
     if isinstance(error, OSError) and error.strerror:

@@ -2,7 +2,6 @@
 
 import functools
 import inspect
-import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -149,7 +148,8 @@ def memory_options(call: typer.Context) -> MemoryOptions:
     if given["cpu_experts"] not in (None, "off"):
         raise SettingsError(
             f"--cpu-experts {given['cpu_experts']}: missing experts are always copied to the "
-            "device in this version: leave it out"
+            "device in this version: leave it out",
+            keys={"cpu_experts"},
         )
     sizes = {
         name: None if given[name] is None else parse_size(given[name], f"--{flag}")
@@ -257,7 +257,7 @@ def configured(*names: str) -> Callable[[Callable[..., None]], Callable[..., Non
                 if _is_given(call, name)
             }
             call.obj |= {name: preference.source for name, preference in used.items()}
-            with _naming_the_place(used):
+            with naming_places(used):
                 command(**values)
 
         return run
@@ -292,25 +292,13 @@ def require_kernels() -> None:
 
 
 @contextmanager
-def _naming_the_place(used: Mapping[str, Preference]) -> Iterator[None]:
-    """Within it, an error on a flag that nobody typed says where its value is from."""
+def naming_places(used: Mapping[str, Preference]) -> Iterator[None]:
+    """Within it, an error on a flag that nobody typed gets a note on where its value is from."""
     try:
         yield
     except CloverError as error:
-        named = [
-            f"{'' if name == 'model' else '--'}{name.replace('_', '-')} comes from "
-            f"{preference.source}"
-            for name, preference in used.items()
-            if _names(str(error), name, preference)
-        ]
-        if not named:
-            raise
-        raise type(error)(f"{error} ({', '.join(named)})") from error
-
-
-def _names(message: str, name: str, preference: Preference) -> bool:
-    if preference.source in message:
-        return False
-    if name == "model":
-        return str(preference.value) in message
-    return re.search(rf"--{name.replace('_', '-')}(?![\w-])", message) is not None
+        for name, preference in used.items():
+            if name in error.keys:
+                flag = name if name == "model" else f"--{name.replace('_', '-')}"
+                error.add_note(f"{flag} comes from {preference.source}")
+        raise

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from clover_local.cli import console, effects
 from clover_local.cli.budget import require_end, with_budget
 from clover_local.decoding.settings import Place, ResolvedSettings, Settings, is_asked, resolve
+from clover_local.errors import concerning
 from clover_local.hub import DEMO
 
 if TYPE_CHECKING:
@@ -41,7 +42,8 @@ def open_model(
     """
     from clover_local import session
 
-    opened = session.open_model(name)
+    with concerning("model"):
+        opened = session.open_model(name)
     for note in opened.checkpoint.notes:
         console.note(f"note: {note}")
     if think_budget is not None:

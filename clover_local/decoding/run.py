@@ -342,7 +342,8 @@ class Run:
                 if given_up is None:
                     raise ResourceError(
                         "out of memory on the device with nothing left to give up: close what else "
-                        "uses it, or pass a smaller --context"
+                        "uses it, or pass a smaller --context",
+                        keys={"context"},
                     ) from error
             self._on_note(given_up)
 

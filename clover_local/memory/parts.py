@@ -131,7 +131,10 @@ class Plan:
     def require_fit(self) -> None:
         """Raises SettingsError with what would make it fit, if it does not."""
         if self.problem is not None:
-            raise SettingsError(f"{self.problem}: {' or '.join(self.advice)}")
+            raise SettingsError(
+                f"{self.problem}: {' or '.join(self.advice)}",
+                keys={"context", "expert_slots", "gpu_memory"},
+            )
 
     def to_json(self) -> dict[str, object]:
         """The plan with the keys that `plan --json` promises."""

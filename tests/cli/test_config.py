@@ -179,6 +179,9 @@ def test_a_strict_default_counts_and_may_be_taken_back(
         ("device = 'cuda'", "sees no CUDA device"),
         ("model = 'no-such-model'", "there is no folder 'no-such-model'"),
         ("suppress = [100000]", "names the token id 100000"),
+        ("context = 20", "raise --context or shorten the prompt"),
+        ("gpu_memory = '1MiB'", "on the device (--gpu-memory)"),
+        ("policy = 'static'", "pass --expert-profile FILE"),
     ],
 )
 def test_what_a_model_cannot_obey_names_the_place_it_came_from(
@@ -186,10 +189,19 @@ def test_what_a_model_cannot_obey_names_the_place_it_came_from(
 ) -> None:
     path = set_up(line)
     model = [] if line.startswith("model") else [str(golden_folder)]
-    outcome = run("chat", *model, "-p", "x")
-    assert (outcome.code, outcome.err.splitlines()[-1].count("error:")) == (1, 1)
-    assert words in outcome.err
-    assert str(path) in outcome.err
+    outcome = run("chat", *model, "-p", "x" * 40)
+    error = outcome.err.splitlines()[-1]
+    assert (outcome.code, error.count("error:")) == (1, 1)
+    assert words in error
+    assert error.count(str(path)) == 1
+
+
+def test_a_typed_flag_is_not_said_to_come_from_a_file(
+    run: Call, golden_folder: Path, set_up: SetUp
+) -> None:
+    set_up("device = 'cpu'\nmodel = 'demo'\ngpu_memory = '1GB'")
+    outcome = run("chat", str(golden_folder), "-p", "x", "--context", "100000000")
+    assert outcome.err.splitlines()[-1].endswith("pass at most that")
 
 
 def test_a_flag_mends_a_default_that_the_model_cannot_obey(
