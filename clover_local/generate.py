@@ -142,7 +142,8 @@ class Generator:
             raise SettingsError(
                 f"this checkpoint has no diffusion tensors, so it cannot run the mode "
                 f"{previewing[0]}: use --mode ar, or put NAME.diffusion.gguf beside NAME.gguf "
-                "(`clover-local export diffusion CHECKPOINT NAME.diffusion.gguf` makes it)"
+                "(`clover-local export diffusion CHECKPOINT NAME.diffusion.gguf` makes it)",
+                keys={"mode"},
             )
 
     def _events(self, prompt_ids: list[int], run: Run, checkpoints: Sequence[int]) -> EventStream:
