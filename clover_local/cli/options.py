@@ -22,12 +22,25 @@ from clover_local.residency.names import POLICY_NAMES
 CHARTS = (".png", ".svg")
 
 
+_PREFERENCES = "clover_local.preferences"
+"""Where a call has what was read, from its first flag on."""
+
+
 def _set_quiet(call: typer.Context, quiet: bool) -> bool:
-    """Obeys the flag, or without it what the config file or the environment says."""
-    if not _is_given(call, "quiet"):
-        found = read_preferences().values.get("quiet")
-        quiet = found is not None and bool(found.value)
+    """Reads the user's preferences, for all of the command, and reports what is none of them.
+
+    That is done here because every command has the flag. Without it the preferences count.
+    """
+    preferences = call.meta[_PREFERENCES] = read_preferences()
+
+    def switched(name: str, given: bool) -> bool:
+        found = None if _is_given(call, name) else preferences.values.get(name)
+        return given if found is None else bool(found.value)
+
+    quiet = switched("quiet", quiet)
     console.set_quiet(quiet)
+    strict = "strict" in call.params and switched("strict", bool(call.params["strict"]))
+    _report_unknown(preferences, strict=strict)
     return quiet
 
 
@@ -61,7 +74,12 @@ QuietOpt: TypeAlias = Annotated[
     typer.Option("--quiet/--no-quiet", "-q", callback=_set_quiet, help="No notes, no progress."),
 ]
 StrictOpt: TypeAlias = Annotated[
-    bool, typer.Option("--strict/--no-strict", help="Refuse flags that would have no effect.")
+    bool,
+    typer.Option(
+        "--strict/--no-strict",
+        is_eager=True,  # `_set_quiet` has to know it
+        help="Refuse flags that would have no effect.",
+    ),
 ]
 WatchOpt: TypeAlias = Annotated[
     Watch | None,
@@ -241,8 +259,7 @@ def configured(*names: str) -> Callable[[Callable[..., None]], Callable[..., Non
         @functools.wraps(command)
         def run(**values: Any) -> None:
             call: typer.Context = values["call"]
-            preferences = read_preferences()
-            _report_unknown(preferences, strict=bool(values.get("strict")))
+            preferences: Preferences = call.meta[_PREFERENCES]
             require_kernels()
             used = {
                 name: preference

@@ -224,6 +224,37 @@ def test_an_unknown_variable_is_a_note_and_with_strict_an_error(
     assert (outcome.code, outcome.err.count("\n")) == (1, 1)
 
 
+@pytest.mark.parametrize("command", ["ls", "plan", "info", "verify", "pull", "doctor", "generate"])
+def test_a_mistyped_variable_is_noted_once_by_every_command(
+    run: Call, golden_folder: Path, monkeypatch: pytest.MonkeyPatch, command: str
+) -> None:
+    monkeypatch.setenv("CLOVER_TRESHOLD", "0.5")
+    rest = {
+        "ls": (),
+        "doctor": (),
+        "pull": ("demo",),
+        "generate": (str(golden_folder), "-p", "x", "--max-new-tokens", "1"),
+    }.get(command, (str(golden_folder),))
+    outcome = run(command, *rest)
+    assert outcome.err.count("CLOVER_TRESHOLD is no setting of clover-local") == 1
+    assert "CLOVER_TRESHOLD" not in run(command, *rest, "--quiet").err
+    assert "CLOVER_TRESHOLD" not in run("completion", "bash").err
+
+
+def test_a_strict_default_counts_for_variables_too_and_flags_have_no_order(
+    run: Call, golden_folder: Path, set_up: SetUp, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    generate = ("generate", str(golden_folder), "-p", "x", "--max-new-tokens", "1")
+    monkeypatch.setenv("CLOVER_TRESHOLD", "0.5")
+    for flags in (("--no-quiet", "--strict"), ("--strict", "--no-quiet"), ("-q", "--strict")):
+        outcome = run(*generate, *flags)
+        assert (outcome.code, outcome.out, outcome.err.count("\n")) == (1, "", 1)
+        assert "drop --strict" in outcome.err
+    set_up("strict = true")
+    assert run(*generate).code == 1
+    assert run(*generate, "--no-strict").code == 0
+
+
 def test_a_broken_file_is_one_line_and_help_works_with_it(run: Call, set_up: SetUp) -> None:
     set_up("treshold = 1")
     for arguments in (("ls",), ("config", "explain"), ("chat", "-p", "x")):
