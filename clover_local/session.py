@@ -352,6 +352,4 @@ def _check_kernels(device: torch.device, dtype: str) -> None:
 
 def _check_choice(name: str, value: str | None, choices: tuple[str, ...]) -> None:
     if value is not None and value not in choices:
-        raise SettingsError(
-            f"--{name} {value} is unknown: use {' or '.join(choices)}", keys={name}
-        )
+        raise SettingsError(f"--{name} {value} is unknown: use {' or '.join(choices)}", keys={name})

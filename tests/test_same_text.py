@@ -10,17 +10,14 @@ from typing import Any
 import pytest
 
 from clover_local.chat import Piece
-from clover_local.cli import console
 from clover_local.cli.live import AnswerView
 from clover_local.cli.writer import Throttle, Writer
 from clover_local.decoding.device_pick import DevicePicker
 from clover_local.decoding.events import BlockCommitted, PassDone, PromptProgress
-from clover_local.decoding.pick import RowStatistics
 from clover_local.decoding.settings import resolve
 from clover_local.decoding.trace import Trace
 from clover_local.placement import MemoryOptions
 from clover_local.session import Session, load, open_model
-from tests.conftest import answer_of
 
 PROMPT = [(13 * i + i * i) % 500 for i in range(70)]
 QUESTION = [(7 * i * i + 3) % 500 for i in range(21)]
@@ -41,12 +38,18 @@ def session_of(
     return load(opened, settings, device="cpu", context=context, memory=memory or MemoryOptions())
 
 
+def text(session: Session, prompt: list[int] = PROMPT) -> tuple[int, ...]:
+    for _ in session.generator.run(prompt):
+        pass
+    result = session.generator.result
+    assert result is not None
+    return result.token_ids
+
+
 @pytest.fixture(scope="module")
 def expected(golden_folder: Path) -> Mapping[str, tuple[int, ...]]:
     """All experts resident, plain PyTorch, the prompt at once, nobody watching."""
-    return {
-        way: answer_of(session_of(golden_folder, **given), PROMPT) for way, given in WAYS.items()
-    }
+    return {way: text(session_of(golden_folder, **given)) for way, given in WAYS.items()}
 
 
 def test_a_seed_changes_the_text_in_every_mode(
@@ -57,7 +60,7 @@ def test_a_seed_changes_the_text_in_every_mode(
         drawn = expected[f"{mode}-drawn"]
         assert drawn != expected[f"{mode}-greedy"]
         other = {**WAYS[f"{mode}-drawn"], "seed": 7}
-        assert answer_of(session_of(golden_folder, **other), PROMPT) != drawn
+        assert text(session_of(golden_folder, **other)) != drawn
 
 
 @pytest.mark.parametrize(
@@ -73,7 +76,7 @@ def test_with_experts_off_the_device(
 ) -> None:
     memory = MemoryOptions(expert_slots=slots, policy=policy)
     session = session_of(golden_folder, memory=memory, **WAYS[way])
-    assert answer_of(session, PROMPT) == expected[way]
+    assert text(session) == expected[way]
     assert session.generator.result is not None and session.generator.result.cache is not None
 
 
@@ -83,7 +86,7 @@ def test_with_the_prompt_in_pieces(
 ) -> None:
     session = session_of(golden_folder, **WAYS[way])
     session.generator.prefill_rows = 17
-    assert answer_of(session, PROMPT) == expected[way]
+    assert text(session) == expected[way]
 
 
 @EVERY_WAY
@@ -91,13 +94,13 @@ def test_of_a_next_turn_by_state_reuse_and_from_scratch(
     way: str, golden_folder: Path, expected: Mapping[str, tuple[int, ...]]
 ) -> None:
     session = session_of(golden_folder, **WAYS[way])
-    first = answer_of(session, PROMPT)
+    first = text(session)
     assert first == expected[way]
     longer = [*PROMPT, *first, *QUESTION]
-    second = answer_of(session, longer)
+    second = text(session, longer)
     assert session.generator.result is not None
     assert session.generator.result.reused_tokens >= len(PROMPT) + len(first) - 1
-    assert second == answer_of(session_of(golden_folder, **WAYS[way]), longer)
+    assert second == text(session_of(golden_folder, **WAYS[way]), longer)
 
 
 @EVERY_WAY
@@ -106,30 +109,27 @@ def test_with_a_trace_and_a_live_view(
     golden_folder: Path,
     expected: Mapping[str, tuple[int, ...]],
     tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     painted = list[str]()
-    monkeypatch.setattr(console, "write", painted.append)
     session = session_of(golden_folder, **WAYS[way])
-    writer = Writer(console.write)
-    view = AnswerView(
-        lambda ids: " ".join(map(str, ids)),
-        writer,
-        mask_token_id=session.model.config.mask_token_id,
-        watch="heat",
-        throttle=Throttle(interval=0, clock=lambda: 0),
-    )
-    with Trace(tmp_path / "trace.jsonl", model_hash="abc") as trace:
-        session.generator.trace = trace
-        for event in session.generator.run(PROMPT):
-            if isinstance(event, PassDone):
-                view.show_block(event)
-            elif isinstance(event, PromptProgress):
-                view.show_prompt(event)
-            elif isinstance(event, BlockCommitted):
-                view.add(Piece(" ".join(map(str, event.tokens)), thinking=False))
-    view.close()
-    writer.close()
+    with Writer(painted.append) as writer:
+        view = AnswerView(
+            lambda ids: " ".join(map(str, ids)),
+            writer,
+            mask_token_id=session.model.config.mask_token_id,
+            watch="heat",
+            throttle=Throttle(interval=0, clock=lambda: 0),
+        )
+        with Trace(tmp_path / "trace.jsonl", model_hash="abc") as trace:
+            session.generator.trace = trace
+            for event in session.generator.run(PROMPT):
+                if isinstance(event, PassDone):
+                    view.show_block(event)
+                elif isinstance(event, PromptProgress):
+                    view.show_prompt(event)
+                elif isinstance(event, BlockCommitted):
+                    view.add(Piece(" ".join(map(str, event.tokens)), thinking=False))
+        view.close()
     assert session.generator.result is not None
     assert session.generator.result.token_ids == expected[way]
     assert painted and (tmp_path / "trace.jsonl").read_bytes().count(b"\n") > 3
@@ -148,15 +148,8 @@ def test_by_the_kernels_of_a_card(
 ) -> None:
     """Two tokens, for which the context has room: the interpreter takes seconds a forward."""
     prompt, given = PROMPT[:5], {"context": 7, **DRAWN, **given}
-    plain = answer_of(session_of(golden_folder, **given), prompt)
+    plain = text(session_of(golden_folder, **given), prompt)
     monkeypatch.setenv("CLOVER_KERNELS", "triton")
-    picks, pick = [], DevicePicker.pick
-
-    def counted(*arguments: Any, **named: Any) -> RowStatistics:
-        picks.append(named)
-        return pick(*arguments, **named)
-
-    monkeypatch.setattr(DevicePicker, "pick", counted)
     kernels = session_of(golden_folder, **given)
-    assert answer_of(kernels, prompt) == plain and len(plain) == 2
-    assert picks
+    assert isinstance(kernels.generator._picker, DevicePicker)
+    assert text(kernels, prompt) == plain and len(plain) == 2

@@ -5,6 +5,7 @@ escape sequences); text for a pipe or a file goes out as it is. rich is imported
 meets a terminal.
 """
 
+import io
 import json
 import os
 import re
@@ -65,10 +66,46 @@ def write(text: str) -> None:
     _write(text, sys.stdout)
 
 
-def _write(text: str, stream: TextIO) -> None:
+def write_unbuffered(text: str) -> None:
+    """As `write`, past the buffer of stdout, whose lock a thread that waits here would hold.
+
+    What was written to stdout before has to be flushed.
+    """
+    descriptor = _descriptor(sys.stdout)
+    if descriptor is None:
+        _write(text, sys.stdout)
+        return
+    encoded = text.encode(sys.stdout.encoding, errors=sys.stdout.errors or "replace")
+
+    def put(left: memoryview) -> None:
+        while left:
+            left = left[os.write(descriptor, left) :]
+
+    _carry(lambda: put(memoryview(encoded)), sys.stdout)
+
+
+def _descriptor(stream: TextIO) -> int | None:
+    """Where the bytes of `stream` go as they are; None: it changes them, or has no such place."""
+    if os.name != "posix":
+        return None  # Windows translates line ends, and what a console gets
     try:
+        return stream.fileno()
+    except io.UnsupportedOperation:
+        return None
+
+
+def _write(text: str, stream: TextIO) -> None:
+    def put() -> None:
         stream.write(text)
         stream.flush()
+
+    _carry(put, stream)
+
+
+def _carry(put: Callable[[], None], stream: TextIO) -> None:
+    """Calls `put`, which writes to `stream`; ends the program if nobody reads it any more."""
+    try:
+        put()
     except BrokenPipeError:
         abandon(stream)
         raise SystemExit(OUTPUT_CLOSED) from None
@@ -175,34 +212,54 @@ def duration(seconds: float) -> str:
     return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
 
 
-@contextmanager
-def progress(label: str) -> Iterator[Callable[[int, int], None]]:
-    """A progress line on stderr with the time left; yields `report(done, total)`, in any unit.
+class ProgressLine:
+    """A line on stderr that says how far a work is; of a terminal only."""
 
-    Shown only on a terminal; elsewhere the label is printed once. The line is gone at the end.
-    """
-    note_only = _sink.quiet or not is_terminal(sys.stderr)
-    if note_only:
-        note(f"{label} ...")
-        yield lambda done, total: None
-        return
-    started = time.monotonic()
-    painted = -_PROGRESS_INTERVAL
+    def __init__(self, label: str) -> None:
+        self._label = label
+        self._shown = not _sink.quiet and is_terminal(sys.stderr)
+        self._started = time.monotonic()
+        self._painted = -_PROGRESS_INTERVAL
 
-    def report(done: int, total: int) -> None:
-        nonlocal painted
+    def __call__(self, done: int, total: int, *, label: str | None = None) -> None:
+        """Shows the share, if it is time.
+
+        Args:
+            done: in any unit.
+            label: another work, which goes on in the midst of this one: of it no time is foretold.
+        """
         now = time.monotonic()
-        if now - painted < _PROGRESS_INTERVAL:
+        if not self._shown or now - self._painted < _PROGRESS_INTERVAL:
             return
-        painted = now
+        self._painted = now
         left = ""
-        if 0 < done < total:
-            left = f", {duration((now - started) * (total - done) / done)} left"
+        if 0 < done < total and label is None:
+            left = f", {duration((now - self._started) * (total - done) / done)} left"
         share = f" {100 * done / total:.0f} %{left}" if total else ""
-        _write(f"\r\x1b[K{label}{share}", sys.stderr)
+        _write(f"\r\x1b[K{label or self._label}{share}", sys.stderr)
 
-    report(0, 0)
+    def note(self, message: str) -> None:
+        """As `note`, in the place of the line, which comes back below it."""
+        self.clear()
+        note(message)
+
+    def clear(self) -> None:
+        """Takes the line away."""
+        if self._shown:
+            _write("\r\x1b[K", sys.stderr)
+
+
+@contextmanager
+def progress(label: str) -> Iterator[ProgressLine]:
+    """A progress line with the time left, which is gone at the end.
+
+    Where stderr is no terminal the label is printed once.
+    """
+    line = ProgressLine(label)
+    if not is_terminal(sys.stderr):
+        note(f"{label} ...")
+    line(0, 0)
     try:
-        yield report
+        yield line
     finally:
-        _write("\r\x1b[K", sys.stderr)
+        line.clear()

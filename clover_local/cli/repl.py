@@ -79,31 +79,27 @@ def show_live(chat: ChatState, events: AnswerStream) -> None:
     generator = chat.conversation.generator
     if generator.spectator is None:
         generator.spectator = Spectator(generator.auto)
-    writer = Writer(console.write)
-    view = AnswerView(
-        chat.conversation.tokenizer.decode,
-        writer,
-        mask_token_id=chat.resolved.settings.mask_token_id,
-        watch=chat.watch,
-        thinking=chat.thinking,
-    )
+    with hidden_keys(), Writer(console.write_unbuffered) as writer:
+        view = AnswerView(
+            chat.conversation.tokenizer.decode,
+            writer,
+            mask_token_id=chat.resolved.settings.mask_token_id,
+            watch=chat.watch,
+            thinking=chat.thinking,
+        )
 
-    def show(event: Event | Piece) -> None:
-        if isinstance(event, Piece):
-            view.add(event)
-        elif isinstance(event, PassDone):
-            view.show_block(event, thinking=chat.conversation.is_thinking)
-        elif isinstance(event, PromptProgress):
-            view.show_prompt(event)
+        def show(event: Event | Piece) -> None:
+            if isinstance(event, Piece):
+                view.add(event)
+            elif isinstance(event, PassDone):
+                view.show_block(event, thinking=chat.conversation.is_thinking)
+            elif isinstance(event, PromptProgress):
+                view.show_prompt(event)
 
-    with hidden_keys():
         try:
             follow(events, show)
         finally:
-            try:
-                view.close()
-            finally:
-                writer.close()
+            view.close()
     chat.last = generator.result
     if chat.last is not None:
         console.text(status_line(chat.last), dim=True)

@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable
 from queue import SimpleQueue
 from threading import Event, Thread
-from typing import Protocol
+from typing import Protocol, Self
 
 PAUSE = 0.05
 """Seconds between two writes: what comes meanwhile goes out in one."""
@@ -22,26 +22,39 @@ class Output(Protocol):
 
 
 class Writer:
-    """Writes what it is sent, in order; `close` waits for the end of it.
+    """Writes what it is sent, in order, while it is entered; leaving it waits for the end of it.
 
     The queue is the interpreter's own, so that Ctrl-C may strike between any two steps of `send`.
     """
 
     def __init__(self, write: Callable[[str], None]) -> None:
-        """`write` blocks as long as the terminal does."""
+        """`write` blocks as long as the terminal does.
+
+        It may do so when the program ends, and must hold no lock that the interpreter needs then.
+        """
         self._write = write
         self._texts: SimpleQueue[str | None] = SimpleQueue()
         self._sent = 0
         self._done = 0
         self._dropped = False
         self._closing = Event()
+        self._ended = Event()
         self._failure: BaseException | None = None
         self._thread = Thread(target=self._run, daemon=True)
+
+    def __enter__(self) -> Self:
         self._thread.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
 
     @property
     def idle(self) -> bool:
-        """Whether everything that was sent has been written."""
+        """Whether everything that was sent has been written.
+
+        A `send` that Ctrl-C ended may leave it false for good: no frame is painted any more.
+        """
         return self._done == self._sent
 
     def send(self, text: str) -> None:
@@ -64,8 +77,9 @@ class Writer:
         self._texts.put(None)
         self._closing.set()
         try:
-            while self._thread.is_alive():
-                self._thread.join(0.1)  # a signal is heard between two of these
+            # Not `join`: interrupted, it takes the thread for one that has ended (Python 3.11).
+            while not self._ended.wait(0.1):
+                pass  # a signal is heard between two of these
         except BaseException:
             self._dropped = True
             raise
@@ -89,6 +103,7 @@ class Writer:
             if texts[-1] is not None:
                 self._closing.wait(PAUSE)
                 texts = [self._texts.get()]
+        self._ended.set()
 
     def _try(self, text: str) -> None:
         try:

@@ -2,6 +2,7 @@
 
 import io
 import json
+import os
 import sys
 from collections.abc import Callable
 
@@ -158,3 +159,46 @@ def test_a_very_long_error_keeps_its_start_and_the_remedy(
     assert len(shown) < 2100
     assert shown.startswith("error: bad x")
     assert shown.endswith("x: do this\n")
+
+
+class Pipe(io.TextIOWrapper):
+    """A stream whose descriptor is that of a pipe, and whose own writing is a mistake."""
+
+    def write(self, text: str) -> int:
+        raise AssertionError(text)
+
+
+@pytest.mark.skipif(os.name != "posix", reason="writes past the stream on POSIX only")
+def test_unbuffered_text_is_written_past_the_stream_whole_and_with_its_encoding(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    end, begin = os.pipe()
+    stream = Pipe(io.FileIO(begin, "w"), encoding="latin-1", errors="replace")  # type: ignore[arg-type]
+    monkeypatch.setattr(sys, "stdout", stream)
+    whole = os.write
+    monkeypatch.setattr(os, "write", lambda where, data: whole(where, bytes(data)[:3]))
+    console.write_unbuffered("é░ and more\n")
+    stream.close()
+    with open(end, "rb") as reader:
+        assert reader.read() == b"\xe9? and more\n"
+
+
+def test_unbuffered_text_goes_to_a_stream_without_a_descriptor_too(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(sys, "stdout", io.StringIO())
+    console.write_unbuffered("hello")
+    assert sys.stdout.getvalue() == "hello"  # type: ignore[attr-defined]
+
+
+@pytest.mark.skipif(os.name != "posix", reason="needs SIGPIPE")
+def test_unbuffered_text_that_nobody_reads_ends_the_program(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    end, begin = os.pipe()
+    os.close(end)
+    with open(begin, "w", encoding="utf-8") as stream:
+        monkeypatch.setattr(sys, "stdout", stream)
+        with pytest.raises(SystemExit) as caught:
+            console.write_unbuffered("hello")
+        assert caught.value.code == console.OUTPUT_CLOSED

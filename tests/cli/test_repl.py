@@ -5,6 +5,7 @@ import os
 import re
 import signal
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import nullcontext, suppress
 from pathlib import Path
@@ -229,6 +230,21 @@ def test_an_error_ends_its_turn_and_not_the_chat(
     out, err = capsys.readouterr()
     assert err.startswith("error: ") and err.count("\n") == 1
     assert "/help" in out
+
+
+@pytest.mark.parametrize("name", ["AnswerView", "hidden_keys"])
+def test_a_view_that_cannot_begin_leaves_no_thread_behind(
+    chat: ChatState, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    def fail(*arguments: object, **more: object) -> object:
+        raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr(repl, "hidden_keys", nullcontext)
+    monkeypatch.setattr(repl, name, fail)
+    before = threading.enumerate()
+    with pytest.raises(OSError, match="Input/output"):
+        repl.show_live(chat, chat.conversation.ask("hello"))
+    assert threading.enumerate() == before
 
 
 def test_the_advice_to_take_auto_stands_below_the_status_line(

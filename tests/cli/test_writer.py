@@ -1,7 +1,10 @@
 """The writer's thread, and the share of the time that a view takes (by a clock of its own)."""
 
+import os
+import signal
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from types import FrameType
 
 import pytest
 
@@ -26,12 +29,11 @@ class Clock:
         return work
 
 
-def test_what_is_sent_is_written_in_order_before_close_returns() -> None:
+def test_what_is_sent_is_written_in_order_before_it_is_left() -> None:
     written: list[str] = []
-    writer = Writer(written.append)
-    for number in range(100):
-        writer.send(f"{number} ")
-    writer.close()
+    with Writer(written.append) as writer:
+        for number in range(100):
+            writer.send(f"{number} ")
     assert "".join(written).split() == [str(number) for number in range(100)]
     assert writer.idle
 
@@ -44,15 +46,14 @@ def test_a_terminal_that_stands_still_holds_nobody_up() -> None:
         assert goes_on.wait(60)
         written.append(text)
 
-    writer = Writer(write)
-    writer.send("first ")
-    assert begun.wait(60)
-    for _ in range(1000):
-        writer.send("x")  # returns, though nothing can be written
-    assert not writer.idle
-    assert written == []
-    goes_on.set()
-    writer.close()
+    with Writer(write) as writer:
+        writer.send("first ")
+        assert begun.wait(60)
+        for _ in range(1000):
+            writer.send("x")  # returns, though nothing can be written
+        assert not writer.idle
+        assert written == []
+        goes_on.set()
     assert written == ["first ", "x" * 1000]  # all that had gathered, in one
 
 
@@ -63,38 +64,54 @@ def test_what_stops_a_write_is_raised_where_it_is_awaited_and_the_rest_is_droppe
         calls.append(text)
         raise SystemExit(141)
 
-    writer = Writer(closed)
-    writer.send("lost")
-    with pytest.raises(SystemExit):
-        writer.close()
+    with pytest.raises(SystemExit), Writer(closed) as writer:
+        writer.send("lost")
     assert calls == ["lost"]
 
 
-def test_ctrl_c_while_the_terminal_stands_still_drops_what_is_left(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+@pytest.fixture
+def ctrl_c_in_close(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Real SIGINTs, one after the other, of which one that strikes in `close` is obeyed."""
+    over = threading.Event()
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        while frame is not None and frame.f_code is not Writer.close.__code__:
+            frame = frame.f_back
+        if frame is not None:
+            over.set()
+            raise KeyboardInterrupt
+
+    def press() -> None:
+        while not over.wait(0.02):
+            os.kill(os.getpid(), signal.SIGINT)
+
+    before = signal.signal(signal.SIGINT, interrupt)
+    pressing = threading.Thread(target=press)
+    pressing.start()
+    yield
+    over.set()
+    pressing.join()
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.skipif(os.name != "posix", reason="needs signals")
+@pytest.mark.usefixtures("ctrl_c_in_close")
+def test_ctrl_c_while_the_terminal_stands_still_drops_what_is_left() -> None:
     goes_on, begun, written = threading.Event(), threading.Event(), list[str]()
+    others = set(threading.enumerate())
 
     def write(text: str) -> None:
         begun.set()
         assert goes_on.wait(60)
         written.append(text)
 
-    writer = Writer(write)
-    writer.send("first")
-    assert begun.wait(60)
-    writer.send("second")
-    thread = writer._thread
-
-    def interrupted(timeout: float) -> None:
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch:
-        patch.setattr(thread, "join", interrupted)
-        with pytest.raises(KeyboardInterrupt):
-            writer.close()
+    with pytest.raises(KeyboardInterrupt), Writer(write) as writer:
+        writer.send("first")
+        assert begun.wait(60)
+        writer.send("second")
     goes_on.set()
-    thread.join(60)
+    for thread in set(threading.enumerate()) - others:
+        thread.join(60)
     assert written == ["first"]
 
 
