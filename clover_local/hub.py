@@ -9,7 +9,7 @@ import os
 import re
 import shutil
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 from clover_local.errors import CheckpointError, HubError
 
 if TYPE_CHECKING:
+    from filelock import BaseFileLock
     from huggingface_hub import HFCacheInfo
 
 DEMO = "demo"
@@ -52,8 +53,31 @@ class HalfFetched:
     root: Path
 
     def delete(self) -> None:
-        """Removes what is there of it."""
-        shutil.rmtree(self.root)
+        """Removes what is there of it.
+
+        Raises:
+            HubError: a pull is fetching it.
+        """
+        from filelock import Timeout
+
+        with ExitStack() as held:
+            for part in self.root.glob("blobs/*.incomplete"):
+                try:
+                    held.enter_context(blob_lock(self.root, part.stem).acquire(blocking=False))
+                except Timeout:
+                    raise HubError(
+                        f"a pull is fetching {self.name} just now: stop it (Ctrl-C) first"
+                    ) from None
+            shutil.rmtree(self.root)
+
+
+def blob_lock(root: Path, name: str) -> "BaseFileLock":
+    """The lock on a blob of the model at `root` in the cache; that of the hub's client too."""
+    from filelock import FileLock
+
+    lock = root.parent / ".locks" / root.name / f"{name}.lock"
+    lock.parent.mkdir(parents=True, exist_ok=True)
+    return FileLock(lock)
 
 
 def cached_models() -> list[CachedModel]:
@@ -91,6 +115,14 @@ def half_fetched() -> list[HalfFetched]:
     return found
 
 
+def find_half_fetched(model: str) -> list[HalfFetched]:
+    """What a pull has begun of a model `owner/name[@revision]`.
+
+    It has no revision yet, so any is meant.
+    """
+    return [each for each in half_fetched() if each.name == model.partition("@")[0]]
+
+
 def find_cached(model: str) -> list[CachedModel]:
     """The cached revisions that `model` names: `owner/name`, or one of them with `@revision`.
 
@@ -108,7 +140,7 @@ def find_cached(model: str) -> list[CachedModel]:
         and (not revision or revision in each.refs or each.revision.startswith(revision))
     ]
     if not found:
-        known = ", ".join(sorted({each.name for each in cached})) or "none"
+        known = ", ".join(sorted({each.name for each in (*cached, *half_fetched())})) or "none"
         raise HubError(f"{model} is not in the hub cache: there are {known}")
     return found
 

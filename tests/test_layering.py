@@ -15,7 +15,7 @@ LAYERS = [
     ("generate",),
     ("decoding", "model"),
     ("experts", "cache", "memory", "residency"),
-    ("checkpoint", "gguf", "tokenizer", "hub", "pull"),
+    ("checkpoint", "gguf", "tokenizer", "hub", "pull", "remote"),
     ("config",),
     ("files",),
     ("errors", "prefix"),

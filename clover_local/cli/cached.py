@@ -16,6 +16,7 @@ from clover_local.hub import (
     cached_models,
     delete_cached,
     find_cached,
+    find_half_fetched,
     half_fetched,
 )
 from clover_local.memory.sizes import shown
@@ -54,7 +55,7 @@ def rm(
         raise HubError(f"{DEMO} is part of the package: uninstall that to remove it")
     if os.path.exists(os.path.expanduser(name)):
         raise HubError(f"{name} is a folder or file of yours, not in the cache: remove it yourself")
-    half = [each for each in half_fetched() if each.name == name]
+    half = find_half_fetched(name)
     found = [] if half else find_cached(name)
     for row in [*map(_row, found), *map(_half_row, half)]:
         console.note("  ".join(row))
@@ -62,9 +63,9 @@ def rm(
         if not console.is_terminal(sys.stdin):
             raise HubError(f"rm {name} asks first, and nobody can answer here: pass --yes")
         typer.confirm(f"Remove {'it' if len(found) < 2 else 'them'}?", abort=True, err=True)
-    freed = delete_cached(found) + sum(each.nbytes for each in half)
     for each in half:
         each.delete()
+    freed = delete_cached(found) + sum(each.nbytes for each in half)
     if as_json:
         console.print_json(
             {

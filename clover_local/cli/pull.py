@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -14,9 +14,8 @@ from clover_local.cli.options import JsonOpt, QuietOpt
 from clover_local.errors import HubError
 from clover_local.hub import DEMO, HUB_ID, gguf_models
 from clover_local.memory.sizes import shown
-
-if TYPE_CHECKING:
-    from clover_local.pull import Remote
+from clover_local.pull import fetch, remove_damaged
+from clover_local.remote import Remote, find, some
 
 RepositoryArg = Annotated[
     str,
@@ -54,16 +53,14 @@ def pull(
     name, own = match["repository"], match["revision"]
     if own and revision and own != revision:
         raise typer.BadParameter(f"{repository} names another revision", param_hint="--revision")
-    from clover_local import pull as library
-
-    remote = library.find(name, revision or own, include=include or ())
-    missing, free = sum(map(remote.missing, remote.files)), _free_bytes(remote.root.parent)
+    remote = find(name, revision or own, include=include or ())
+    missing, free = remote.missing_bytes, _free_bytes(remote.root.parent)
     console.note(
         f"{name} @{remote.commit[:8]}: {len(remote.files)} files, {shown(remote.nbytes)}; "
         f"{shown(missing)} to fetch, {shown(free)} free on the disk of {remote.root.parent}"
     )
     if remote.left_out:
-        console.note(f"note: not fetched: {_some(remote.left_out)}")
+        console.note(f"note: not fetched: {some(remote.left_out)}")
     if missing > free:
         raise HubError(
             f"{name} needs {shown(missing)} more on the disk of {remote.root.parent}, which has "
@@ -73,14 +70,21 @@ def pull(
     try:
         if any(map(remote.has, remote.files)):
             with console.progress(f"checking what is here of {name}") as on_progress:
-                damaged = library.remove_damaged(remote, on_progress=on_progress)
+                damaged = remove_damaged(remote, on_progress=on_progress)
         if damaged:
-            console.note(f"note: {_some(damaged)}: damaged on the disk, fetched again")
+            console.note(f"note: {some(damaged)}: damaged on the disk, fetched again")
         if all(map(remote.has, remote.files)):
-            fetched = library.fetch(remote)  # names may be missing
+            fetched = fetch(remote)  # names may be missing
         else:
-            with console.progress(f"fetching {name}") as on_progress:
-                fetched = library.fetch(remote, on_progress=on_progress)
+            with console.progress(f"fetching {name}") as line:
+                fetched = fetch(
+                    remote,
+                    on_progress=line,
+                    on_check=lambda file, done, total: line(done, total, label=f"checking {file}"),
+                    on_wait=lambda file: line.note(
+                        f"waiting for another program that is fetching {file}"
+                    ),
+                )
     except KeyboardInterrupt:
         console.note("stopped: what was fetched is kept, and the same command continues")
         raise
@@ -118,7 +122,3 @@ def _free_bytes(folder: Path) -> int:
 
 def _id(remote: Remote) -> str:
     return remote.name if remote.revision is None else f"{remote.name}@{remote.revision}"
-
-
-def _some(names: tuple[str, ...]) -> str:
-    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")

@@ -16,7 +16,8 @@ from huggingface_hub import constants
 
 from clover_local import pull
 from clover_local.errors import HubError
-from clover_local.hub import find_cached, locate
+from clover_local.hub import blob_lock, find_cached, locate
+from clover_local.remote import find
 
 Call = Callable[..., Any]
 WEIGHTS = bytes(range(256)) * 4096  # 1 MiB
@@ -238,55 +239,15 @@ def test_a_disk_that_fills_meanwhile_is_one_line_and_keeps_what_came(
     assert part.read_bytes() == b"abc"
 
 
-@pytest.mark.parametrize(
-    ("arguments", "refusal", "words"),
-    [
-        (("owner/other",), None, "neither a folder nor a public model on the hub"),
-        (("owner/name", "--revision", "v9"), None, "owner/name has no revision v9"),
-        (("owner/name@v9",), None, "owner/name has no revision v9"),
-        (("owner/name",), (403, "GatedRepo"), "is gated: accept its terms on http://127.0.0.1"),
-        (("owner/name",), (401, "RepoNotFound"), "run `hf auth login` for a private one"),
-        (("owner/name",), (403, ""), "to this token (403): correct HF_TOKEN"),
-        (("owner/name",), (418, ""), "the download of owner/name stopped (Client error '418"),
-        (("owner/name",), (200, ""), "does not answer as a hub does: correct HF_ENDPOINT"),
-        (("owner",), None, "is no hub id: it is owner/name"),
-        (("a b/c",), None, "is no hub id"),
-        (("a--b/c",), None, "no possible hub id"),
-        (("demo",), None, "is on this machine already"),
-    ],
-    ids=[
-        "404",
-        "revision",
-        "@revision",
-        "gated",
-        "401",
-        "403",
-        "418",
-        "no hub",
-        "short",
-        "space",
-        "dashes",
-        "demo",
-    ],
-)
-def test_a_refusal_is_one_line_with_the_remedy(
-    run: Call, filled: Any, arguments: tuple[str, ...], refusal: Any, words: str
-) -> None:
-    filled.refusals = [refusal] if refusal else []
-    outcome = run("pull", *arguments)
-    assert (outcome.code, outcome.out, outcome.err.count("\n")) == (1, "", 1)
-    assert words in outcome.err
-
-
 def test_a_gate_at_the_files_is_noticed_too(run: Call, filled: Any) -> None:
-    remote = pull.find("owner/name", None)
+    remote = find("owner/name", None)
     filled.refusals = [(403, "GatedRepo")]
     with pytest.raises(HubError, match="is gated"):
         pull.fetch(remote, pause=0)
 
 
 def test_a_fault_of_the_server_that_passes_is_waited_for(run: Call, filled: Any) -> None:
-    remote = pull.find("owner/name", None)
+    remote = find("owner/name", None)
     filled.refusals = [(503, ""), (502, "")]
     assert pull.fetch(remote, pause=0) == remote.nbytes
 
@@ -330,13 +291,66 @@ def test_of_several_gguf_models_one_is_named_and_then_runs_by_its_id(run: Call, 
     assert locate("owner/name") == hub.snapshot / "x-Q8_0.gguf"
 
 
-def test_a_list_with_a_path_for_a_hash_is_refused(
+def test_two_files_of_one_content_are_fetched_and_mended_once(run: Call, filled: Any) -> None:
+    filled.put("again.safetensors", WEIGHTS)
+    outcome = run("pull", "owner/name", "--json")
+    assert json.loads(outcome.out)["bytes"] == json.loads(outcome.out)["fetched_bytes"]
+    assert sum(name.endswith(".safetensors") for name in names(filled)) == 1
+    assert (filled.snapshot / "again.safetensors").read_bytes() == WEIGHTS
+    (filled.blobs / filled.hash("model.safetensors")).write_bytes(WEIGHTS[:-1] + b"x")
+    outcome = run("pull", "owner/name", "--json")
+    assert outcome.code == 0, outcome.err
+    assert set(json.loads(outcome.out)["damaged"]) == {"model.safetensors", "again.safetensors"}
+    assert (filled.snapshot / "again.safetensors").read_bytes() == WEIGHTS
+
+
+def test_room_is_needed_once_for_two_files_of_one_content(
     run: Call, filled: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(type(filled), "hash", lambda self, name: "../../../x")
-    outcome = run("pull", "owner/name")
-    assert (outcome.code, outcome.err.count("\n")) == (1, 1)
-    assert "the hub's list of owner/name is damaged" in outcome.err
+    filled.put("again.safetensors", WEIGHTS)
+    room = len(WEIGHTS) + 1000
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: Usage(room, 0, room))
+    assert run("pull", "owner/name").code == 0
+
+
+def test_who_waits_for_another_process_says_so_and_goes_on_when_it_has_ended(
+    run: Call, filled: Any
+) -> None:
+    remote = find("owner/name", None, include=["*.safetensors"])
+    lock = blob_lock(remote.root, filled.hash("model.safetensors"))
+    waited: list[str] = []
+
+    def end_the_other(name: str) -> None:
+        waited.append(name)
+        lock.release()
+
+    lock.acquire()
+    assert pull.fetch(remote, on_wait=end_the_other) == len(WEIGHTS)
+    assert waited == ["model.safetensors"]
+
+
+def test_the_hash_of_what_came_is_counted_while_it_is_computed(filled: Any) -> None:
+    remote = find("owner/name", None)
+    checked: list[tuple[str, int, int]] = []
+    pull.fetch(remote, on_check=lambda *step: checked.append(step))
+    assert ("model.safetensors", len(WEIGHTS), len(WEIGHTS)) in checked
+    assert {name for name, *_ in checked} == set(filled.files)
+
+
+def test_what_a_pull_is_fetching_is_not_removed_and_then_is_by_any_of_its_names(
+    run: Call, filled: Any
+) -> None:
+    filled.cuts = [HALF] + [0] * pull.TRIES
+    run("pull", "owner/name")
+    root = filled.blobs.parent
+    with blob_lock(root, filled.hash("model.safetensors")):
+        outcome = run("rm", "owner/name", "--yes")
+        assert outcome.code == 1
+        assert "a pull is fetching owner/name just now: stop it" in outcome.err
+        assert list(filled.blobs.glob("*.incomplete"))
+    assert "there are owner/name" in run("rm", "owner/nam", "--yes").err
+    assert run("rm", "owner/name@main", "--yes").code == 0
+    assert not root.exists()
 
 
 @pytest.mark.skipif(os.name != "posix", reason="needs signals")
