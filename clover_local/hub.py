@@ -140,7 +140,8 @@ def find_cached(model: str) -> list[CachedModel]:
         and (not revision or revision in each.refs or each.revision.startswith(revision))
     ]
     if not found:
-        known = ", ".join(sorted({each.name for each in (*cached, *half_fetched())})) or "none"
+        names = {each.name for each in cached} | {each.name for each in half_fetched()}
+        known = ", ".join(sorted(names)) or "none"
         raise HubError(f"{model} is not in the hub cache: there are {known}")
     return found
 

@@ -13,7 +13,7 @@ from functools import partial
 from clover_local.errors import HubError
 from clover_local.files import replacing
 from clover_local.hub import blob_lock, hub_errors
-from clover_local.remote import TIMEOUT, Remote, RemoteFile, size_of
+from clover_local.remote import TIMEOUT, Remote, RemoteFile, size_of, token_header
 
 TRIES = 5  # of a connection that breaks before a byte has come
 
@@ -142,13 +142,7 @@ def _attempt(remote: Remote, file: RemoteFile, meter: "_Meter") -> Exception | N
 
 def _stream(remote: Remote, file: RemoteFile, meter: "_Meter") -> None:
     """One request for what is missing of a file, appended to what is there."""
-    from huggingface_hub import (
-        constants,
-        get_session,
-        get_token,
-        hf_hub_url,
-        hf_raise_for_status,
-    )
+    from huggingface_hub import get_session, hf_hub_url, hf_raise_for_status
 
     part = remote.part(file)
     start = size_of(part)
@@ -156,10 +150,7 @@ def _stream(remote: Remote, file: RemoteFile, meter: "_Meter") -> None:
         if not part.exists():
             part.touch()  # an empty file
         return
-    headers = {"Accept-Encoding": "identity"}
-    token = None if constants.HF_HUB_DISABLE_IMPLICIT_TOKEN else get_token()
-    if token:
-        headers["Authorization"] = f"Bearer {token}"
+    headers = {"Accept-Encoding": "identity", **token_header()}
     if start:
         headers["Range"] = f"bytes={start}-"
     url = hf_hub_url(remote.name, file.name, revision=remote.commit)

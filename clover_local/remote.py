@@ -150,12 +150,11 @@ def _answer(repository: str, revision: str | None) -> Mapping[str, Any]:
         HubError: it does not have it, or does not give it.
         ConfigError: it says what no hub does.
     """
-    from huggingface_hub import constants, get_session, hf_raise_for_status
+    from huggingface_hub import constants, get_session, hf_hub_url, hf_raise_for_status
     from huggingface_hub.errors import HFValidationError
-    from huggingface_hub.utils import build_hf_headers, validate_repo_id
 
     try:
-        validate_repo_id(repository)
+        hf_hub_url(repository, "config.json")  # checks the id
     except HFValidationError:
         raise HubError(
             f"{repository!r} is no possible hub id: it is owner/name, as on the model's page"
@@ -165,13 +164,21 @@ def _answer(repository: str, revision: str | None) -> Mapping[str, Any]:
         url += f"/revision/{quote(revision, safe='')}"
     with hub_errors(repository, revision):
         response = get_session().get(
-            url, headers=build_hf_headers(), params={"blobs": True}, timeout=TIMEOUT
+            url, headers=token_header(), params={"blobs": True}, timeout=TIMEOUT
         )
         hf_raise_for_status(response)
     try:
         return as_object(response.json())
     except (ValueError, TypeError, RecursionError):  # no UTF-8, no JSON, no object
         raise ConfigError("no JSON object") from None
+
+
+def token_header() -> dict[str, str]:
+    """What says to the hub who asks, if there is a token."""
+    from huggingface_hub import constants, get_token
+
+    token = None if constants.HF_HUB_DISABLE_IMPLICIT_TOKEN else get_token()
+    return {"Authorization": f"Bearer {token}"} if token else {}
 
 
 def _read(answer: Mapping[str, Any]) -> tuple[str, list[RemoteFile]]:

@@ -161,6 +161,21 @@ def test_a_very_long_error_keeps_its_start_and_the_remedy(
     assert shown.endswith("x: do this\n")
 
 
+def test_a_progress_line_makes_room_for_a_note_and_names_another_work(
+    terminal: Callable[[], Terminal], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(console, "_PROGRESS_INTERVAL", 0)
+    stream = terminal()
+    with console.progress("fetching") as line:
+        line(1, 4)
+        line.note("waiting")
+        line(1, 2, label="checking a")
+        line(2, 4)
+    clear, shown = "\r\x1b[K", stream.getvalue()
+    assert f"{clear}\x1b[2mwaiting\x1b[0m\n{clear}checking a 50 %{clear}fetching 50 %" in shown
+    assert shown.endswith(clear)
+
+
 class Pipe(io.TextIOWrapper):
     """A stream whose descriptor is that of a pipe, and whose own writing is a mistake."""
 
@@ -173,7 +188,7 @@ def test_unbuffered_text_is_written_past_the_stream_whole_and_with_its_encoding(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     end, begin = os.pipe()
-    stream = Pipe(io.FileIO(begin, "w"), encoding="latin-1", errors="replace")  # type: ignore[arg-type]
+    stream = Pipe(io.FileIO(begin, "w"), encoding="latin-1", errors="replace")
     monkeypatch.setattr(sys, "stdout", stream)
     whole = os.write
     monkeypatch.setattr(os, "write", lambda where, data: whole(where, bytes(data)[:3]))
@@ -186,9 +201,10 @@ def test_unbuffered_text_is_written_past_the_stream_whole_and_with_its_encoding(
 def test_unbuffered_text_goes_to_a_stream_without_a_descriptor_too(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(sys, "stdout", io.StringIO())
+    stream = io.StringIO()
+    monkeypatch.setattr(sys, "stdout", stream)
     console.write_unbuffered("hello")
-    assert sys.stdout.getvalue() == "hello"  # type: ignore[attr-defined]
+    assert stream.getvalue() == "hello"
 
 
 @pytest.mark.skipif(os.name != "posix", reason="needs SIGPIPE")

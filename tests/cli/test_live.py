@@ -13,6 +13,7 @@ import pytest
 from clover_local.chat import Piece
 from clover_local.cli import console
 from clover_local.cli.live import AnswerView, advance, step
+from clover_local.cli.preferences import ThinkingView, Watch
 from clover_local.cli.writer import Output, Throttle
 from clover_local.decoding.events import PassDone, PromptProgress
 from clover_local.decoding.result import Fixed
@@ -108,7 +109,7 @@ def screen(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Screen]:
     return make
 
 
-def view(output: Output, *, watch: str = "block", thinking: str = "show") -> AnswerView:
+def view(output: Output, *, watch: Watch = "block", thinking: ThinkingView = "show") -> AnswerView:
     """A view that paints every pass; token i is WORDS[i]; each look at the clock is a second."""
 
     def decode(tokens: Sequence[int]) -> str:
