@@ -23,6 +23,7 @@ import torch
 
 from clover_local.chat import AnswerStream, Conversation
 from clover_local.cli import repl
+from clover_local.cli.preferences import WATCH, Watch
 from clover_local.cli.talk import ChatState
 from clover_local.decoding.settings import resolve
 from clover_local.session import load, open_model
@@ -74,7 +75,7 @@ def timed(events: AnswerStream, answers: list[Answer]) -> AnswerStream:
     answers.append(Answer(time.perf_counter() - clock, cpu, outside + cpu - own))
 
 
-def chat_of(model: str, *, tokens: int, mode: str, watch: str) -> ChatState:
+def chat_of(model: str, *, tokens: int, mode: str, watch: Watch) -> ChatState:
     """A chat whose answers do not end before they have so many tokens."""
     opened = open_model(model)
     given = {"max_new_tokens": tokens, "mode": mode}
@@ -108,7 +109,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--tokens", type=int, default=1000)
     parser.add_argument("--mode", default="denoise")
-    parser.add_argument("--watch", default="block")
+    parser.add_argument("--watch", choices=WATCH, default="block")
     given = parser.parse_args()
     chat = chat_of(given.model, tokens=given.tokens, mode=given.mode, watch=given.watch)
     for name, reader in READERS.items():
