@@ -52,6 +52,11 @@ def without_effect(given: Collection[str], settings: Settings) -> list[tuple[str
             "accept_ratio accept_delta",
             "while accept is exact",
         ),
+        (
+            "draft" in running and settings.draft_width == 1,
+            "accept accept_ratio accept_delta",
+            "with draft_width 1, which drafts nothing",
+        ),
         (settings.temperature == 0, "top_k top_p seed", "at temperature 0"),
         (
             settings.length_penalty == 0,

@@ -233,7 +233,10 @@ class ResolvedSettings:
 
     def rows(self) -> list[tuple[str, object, str]]:
         """(key, value, source) for each of `KEYS`, in their order: what `/show` prints."""
-        return [(key, getattr(self.settings, key), self.sources[key]) for key in KEYS]
+        values = {key: getattr(self.settings, key) for key in KEYS}
+        if values["sampler_gamma"] is None and self.settings.sampler in GAMMAS:
+            values["sampler_gamma"] = self.settings.gamma
+        return [(key, value, self.sources[key]) for key, value in values.items()]
 
 
 def resolve(

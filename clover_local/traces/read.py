@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from clover_local.decoding.keys import SINGLE_MODES
 from clover_local.errors import TraceError
 from clover_local.files import (
     as_flag,
@@ -57,7 +58,8 @@ class Step:
     def choice(self) -> tuple[object, ...]:
         """All that an equal run has in common with it: its place, rows and tokens."""
         pairs = tuple((row.row, row.token) for row in self.picked)
-        return (self.kind, self.mode, self.block, self.start, self.number, self.before, pairs)
+        place = (self.kind, self.mode, self.block, self.start, self.number, self.before)
+        return (*place, self.accepted, pairs)
 
 
 @dataclass(frozen=True)
@@ -103,7 +105,7 @@ class RecordedRun:
 
 
 def read_runs(path: Path) -> list[RecordedRun]:
-    """The runs of a trace, in order.
+    """The runs of a trace, in order; a last line that a stop cut off is left out.
 
     Raises:
         TraceError: no such file, no trace, or a damaged line.
@@ -113,6 +115,8 @@ def read_runs(path: Path) -> list[RecordedRun]:
         require_file(path)
         with path.open(encoding="utf-8") as file:
             for line, text in enumerate(file, start=1):
+                if runs and _is_cut(text):
+                    break
                 with _naming(path, line):
                     _add(runs, as_object(json.loads(text)))
     except (OSError, UnicodeDecodeError) as error:
@@ -121,6 +125,17 @@ def read_runs(path: Path) -> list[RecordedRun]:
     if not runs:
         raise TraceError(f"{path} is empty: record it anew with `generate --trace FILE`")
     return runs
+
+
+def _is_cut(line: str) -> bool:
+    """Whether a stop kept the writer from its end: each record is one line."""
+    if line.endswith("\n"):
+        return False
+    try:
+        json.loads(line)
+    except (ValueError, RecursionError):
+        return True
+    return False
 
 
 def step_of(record: Mapping[str, Any]) -> Step:
@@ -132,7 +147,7 @@ def step_of(record: Mapping[str, Any]) -> Step:
     is_pass = record["record"] == "pass"
     return Step(
         kind="pass" if is_pass else "verify",
-        mode=as_text(record["mode"]),
+        mode=_mode(record["mode"]),
         block=as_integer(record["block"]),
         start=as_integer(record["start"]),
         number=as_integer(record["pass"]) if is_pass else 0,
@@ -169,10 +184,17 @@ def _add(runs: list[RecordedRun], record: Mapping[str, Any]) -> None:
 def _choice(record: Mapping[str, Any], *, before_step: int) -> Choice:
     return Choice(
         before_step=before_step,
-        mode=as_text(record["mode"]),
+        mode=_mode(record["mode"]),
         is_probe=as_flag(record["is_probe"]),
         why=as_text(record["why"]),
     )
+
+
+def _mode(value: Any) -> str:
+    mode = as_text(value)
+    if mode not in SINGLE_MODES:
+        raise ValueError(f"the mode {mode!r}")
+    return mode
 
 
 def _header(record: Mapping[str, Any]) -> Header:

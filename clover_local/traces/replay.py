@@ -35,6 +35,8 @@ class Difference:
         here = self.recorded or self.replayed
         if here is None:
             place, what = "at the end", f"{self.replayed_end}, the trace has {self.recorded_end}"
+            if self.replayed_end == self.recorded_end:
+                what = f"{self.replayed_end}, with other token ids than the trace has"
         else:
             name = "pass" if here.kind == "pass" else "verify of round"
             number = here.number if here.kind == "pass" else here.block
@@ -44,7 +46,7 @@ class Difference:
                 f"rows {_listed(rows)}: {_tokens(self.replayed, rows, self.replayed_end)}, "
                 f"the trace has {_tokens(self.recorded, rows, self.recorded_end)}"
                 if rows or None in (self.recorded, self.replayed)
-                else "the forward has another place or other tokens before it"
+                else "its place, the tokens before it or the drafts accepted are others"
             )
         return f"run {self.run}, {place}: {what}"
 

@@ -89,6 +89,32 @@ def test_a_verify_that_differs_is_named_by_its_round(run: Call, traced: Call) ->
     assert "verify of round" in outcome.out and "none" in outcome.out
 
 
+def test_other_drafts_accepted_differ_too(run: Call, traced: Call) -> None:
+    path = traced("--mode", "draft")
+    change(path, 2, lambda record: record.update(accepted=record["accepted"] + 1))
+    outcome = run("replay", str(path))
+    assert outcome.code == 1
+    assert "the drafts accepted are others" in outcome.out
+
+
+def test_other_ids_at_the_end_differ_too(run: Call, traced: Call) -> None:
+    path = traced()
+    text = path.read_text(encoding="utf-8")
+    head, _, tail = text.rpartition('"token_ids": [')
+    path.write_text(f'{head}"token_ids": [3, {tail}', encoding="utf-8")
+    outcome = run("replay", str(path))
+    assert outcome.code == 1
+    assert "with other token ids than the trace has" in outcome.out
+
+
+def test_a_last_line_that_a_stop_cut_off_is_left_out(run: Call, traced: Call) -> None:
+    path = traced()
+    text = path.read_text(encoding="utf-8")
+    path.write_text(text[:-20], encoding="utf-8")
+    outcome = run("replay", str(path))
+    assert (outcome.code, outcome.out.split(":")[0]) == (0, "equal")
+
+
 def test_another_end_differs_too(run: Call, traced: Call) -> None:
     path = traced()
     text = path.read_text(encoding="utf-8").replace('"length"', '"stop"')
@@ -131,7 +157,7 @@ def test_a_trace_that_cannot_be_replayed_is_one_line(
     path = traced()
     good = path.read_text(encoding="utf-8")
     for text in (
-        good[:-20],
+        good[:-20] + "\n",
         good.replace('"seed": 0, "suppress"', '"speed": 9, "suppress"'),
         good.replace('"top_p": 1.0', '"top_p": 7'),
         "not a trace",

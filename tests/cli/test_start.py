@@ -59,6 +59,7 @@ def test_a_trace_is_opened_only_for_a_path(opened: OpenModel, tmp_path: Path) ->
         assert none is None
     with start.trace(opened, tmp_path / "t.jsonl") as tracing:
         assert tracing is not None
+        tracing.write({"record": "header"})
     assert (tmp_path / "t.jsonl").exists()
 
 

@@ -77,6 +77,7 @@ def test_a_trace_of_an_earlier_version_is_read(tmp_path: Path) -> None:
         (HEADER, {"record": "party"}),
         (HEADER, {**PASS, "block": "0"}),
         (HEADER, {**PASS, "fixed": 3}),
+        (HEADER, {**PASS, "mode": "zz"}),
         (HEADER, {**PASS, "fixed": [[1]]}),
         (HEADER, {**PASS, "milliseconds": None}),
         (HEADER, {key: value for key, value in PASS.items() if key != "pass"}),
@@ -85,8 +86,8 @@ def test_a_trace_of_an_earlier_version_is_read(tmp_path: Path) -> None:
         ("[" * 100_000,),
     ],
     ids=[
-        "no-header", "cut-off", "list", "kind", "text", "number", "row", "null", "missing", "ids",
-        "settings", "deep",
+        "no-header", "cut-off", "list", "kind", "text", "number", "mode", "row", "null",
+        "missing", "ids", "settings", "deep",
     ],
 )  # fmt: skip
 def test_a_damaged_trace_is_one_sentence_with_its_line(

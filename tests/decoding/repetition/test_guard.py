@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
@@ -9,7 +10,10 @@ import pytest
 from torch import Tensor
 
 from clover_local.decoding.repetition.guard import RETRIES, STRENGTH, LoopGuard, Verdict
+from clover_local.decoding.settings import resolve
 from clover_local.generate import generate
+from clover_local.session import Session, load, open_model
+from tests.conftest import answer_of
 
 if TYPE_CHECKING:
     from tests.decoding.conftest import Scripted
@@ -155,3 +159,26 @@ def test_another_try_may_leave_the_loop(scripted: Scripted) -> None:
     assert result.finish_reason == "length"
     assert len(set(result.token_ids[32:])) > 20
     assert model.previews.count([49] * 32) == 3
+
+
+@pytest.fixture(scope="module")
+def demo() -> Session:
+    opened = open_model("demo")
+    given = {"accept": "exact", "frequency_penalty": 0, "presence_penalty": 0}
+    given |= {"max_new_tokens": 100, "suppress": opened.generation.stop_ids}
+    return load(opened, resolve(opened.config, opened.generation, given).settings, device="cpu")
+
+
+@pytest.mark.parametrize("action", ["raise", "retry", "stop"])
+@pytest.mark.parametrize("text", ["1 2 3 4 5 6 7 8 9 10", "Once upon a time"])
+def test_exact_drafts_write_what_ar_writes_under_the_guard_too(
+    text: str, action: str, demo: Session
+) -> None:
+    """The guard looks at the same places, whatever the rounds were."""
+    prompt, texts = demo.opened.tokenizer.encode(text), []
+    for mode in ("ar", "draft"):
+        given = replace(demo.generator.settings, mode=mode, loop_guard=action)
+        demo.generator.settings = given
+        demo.generator.state.reset()
+        texts.append(answer_of(demo, prompt))
+    assert texts[0] == texts[1]
