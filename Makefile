@@ -1,5 +1,6 @@
 # make chat [PROMPT="..."]   a chat with the bundled demo model
 # make test                  all tests
+# make tools                 what tests and checks need, for running one test by hand
 # make browser               the browser for the test of the report, where none is installed
 # All set up .venv by themselves, once; any Python >= 3.11 will do: make PYTHON=python3.12 test
 
@@ -10,10 +11,12 @@ SOURCES := $(shell find clover_local kernels quant calibration_data -type f -not
 PACKAGES := clover_local clover_local.kernels clover_local.quant clover_local.calibration_data
 export PYTHONSAFEPATH := 1
 
-.PHONY: chat test browser lint clean
+.PHONY: chat test tools browser lint clean
 
 chat: .venv/installed
 	@$(BIN)/clover-local chat $(if $(PROMPT),--prompt "$$PROMPT")
+
+tools: .venv/tools
 
 # Without a browser one test is skipped, and says so.
 test: .venv/tools
@@ -44,6 +47,7 @@ export PROMPT
 
 # The strict editable install is a tree of links: what runs and what mypy sees is the installed package.
 .venv/installed: .venv/python pyproject.toml constraints.txt $(SOURCES)
+	@test -e $@ || echo "installing PyTorch and the rest into .venv, which takes some minutes" >&2
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --config-settings editable_mode=strict --editable .
 	touch $@
 
