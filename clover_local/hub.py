@@ -250,7 +250,7 @@ def hub_errors(repository: str, revision: str | None) -> Iterator[None]:
     Raises:
         HubError: the hub does not have it or does not give it, or cannot be reached.
     """
-    from httpx2 import ConnectError, ConnectTimeout, HTTPError
+    from httpx2 import ConnectError, ConnectTimeout, HTTPError, InvalidURL, UnsupportedProtocol
     from huggingface_hub import constants, errors
 
     name = repository if revision is None else f"{repository}@{revision}"
@@ -284,11 +284,26 @@ def hub_errors(repository: str, revision: str | None) -> Iterator[None]:
             f"{constants.ENDPOINT} cannot be reached ({_reason(error)}): connect to the network, "
             "or set HF_ENDPOINT to a mirror; what was fetched is kept"
         ) from None
+    except (InvalidURL, UnsupportedProtocol) as error:
+        raise HubError(
+            f"{constants.ENDPOINT!r} is no address of a hub ({_reason(error)}): correct "
+            "HF_ENDPOINT, such as https://huggingface.co"
+        ) from None
     except errors.HfHubHTTPError as error:
+        if error.response.status_code in (404, 410) and "/resolve/" in str(error.response.url):
+            raise HubError(
+                f"{constants.ENDPOINT} lists a file of {name} that it does not have "
+                f"({error.response.url}): name another revision, or tell the model's owner"
+            ) from None
         if error.response.status_code in (401, 403):
             raise HubError(
                 f"the hub does not give {name} to this token ({error.response.status_code}): "
                 "correct HF_TOKEN, or run `hf auth login`"
+            ) from None
+        if error.response.is_client_error and error.response.status_code not in (408, 429):
+            raise HubError(
+                f"the hub refuses {name} ({_reason(error)}): correct HF_ENDPOINT, or ask whoever "
+                "runs it"
             ) from None
         raise _stopped(name, error) from None
     except (OSError, HTTPError) as error:
@@ -301,12 +316,14 @@ def _stopped(name: str, error: Exception) -> HubError:
         errno.ENOSPC: "free some space, and run again to continue it",
         errno.EACCES: "set HF_HOME to a folder that you may write to",
         errno.EROFS: "set HF_HOME to a folder that can be written to",
+        errno.ENOTDIR: "set HF_HOME to a folder, or move that file away",
+        errno.EEXIST: "set HF_HOME to a folder, or move that file away",
     }.get(code or 0, "run again to continue it")
     return HubError(f"the download of {name} stopped ({_reason(error)}): {remedy}")
 
 
 def _reason(error: Exception) -> str:
-    return " ".join(str(error).split()) or type(error).__name__
+    return " ".join(str(error).split()).rstrip(".") or type(error).__name__
 
 
 def _snapshot(

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from functools import partial
 
 from clover_local.errors import HubError
-from clover_local.files import replacing
+from clover_local.files import replacing, sync_folder
 from clover_local.hub import blob_lock, hub_errors
 from clover_local.remote import TIMEOUT, Remote, RemoteFile, size_of, token_header
 
@@ -19,6 +19,8 @@ TRIES = 5  # of a connection that breaks before a byte has come
 
 _PASSING = (429, 500, 502, 503, 504)
 """Answers that may be others a moment later."""
+
+_NO_SUCH_RANGE = 416
 
 OnBytes = Callable[[int, int], None]
 """Is called with the bytes done and the bytes in all."""
@@ -67,9 +69,10 @@ def fetch(
         for file in remote.files:
             if not remote.has(file):
                 check = _Meter(partial(on_check, file.name), file.nbytes)
-                with _locked(remote, file, on_wait):
+                with _locked(remote, file.hash, partial(on_wait, file.name)):
                     _fetch_whole(remote, file, meter, check, pause=pause)
-        _lay_out(remote)
+        with _locked(remote, "names", partial(on_wait, "the same model")):
+            _lay_out(remote)
     return meter.done
 
 
@@ -134,14 +137,20 @@ def _attempt(remote: Remote, file: RemoteFile, meter: "_Meter") -> Exception | N
     except TransportError as error:
         return error
     except HfHubHTTPError as error:
-        if error.response.status_code not in _PASSING:
+        if error.response.status_code == _NO_SUCH_RANGE:  # the next try is from the start
+            meter.total += size_of(remote.part(file))
+            remote.part(file).unlink(missing_ok=True)
+        elif error.response.status_code not in _PASSING:
             raise
         return error
     return None
 
 
 def _stream(remote: Remote, file: RemoteFile, meter: "_Meter") -> None:
-    """One request for what is missing of a file, appended to what is there."""
+    """One request for what is missing of a file, appended to what is there.
+
+    No more than that is taken, whatever the hub sends.
+    """
     from huggingface_hub import get_session, hf_hub_url, hf_raise_for_status
 
     part = remote.part(file)
@@ -159,12 +168,16 @@ def _stream(remote: Remote, file: RemoteFile, meter: "_Meter") -> None:
             response.read()
         hf_raise_for_status(response)
         continues = response.status_code == 206
+        left = file.nbytes - start if continues else file.nbytes
         if not continues:
             meter.total += start
         with part.open("ab" if continues else "wb") as out:
             for chunk in response.iter_bytes():  # as it comes: what a chunk lacks would be lost
-                out.write(chunk)
-                meter.add(len(chunk))
+                out.write(chunk[:left])
+                meter.add(min(len(chunk), left))
+                left -= len(chunk)
+                if left <= 0:
+                    break
 
 
 def _lay_out(remote: Remote) -> None:
@@ -176,23 +189,25 @@ def _lay_out(remote: Remote) -> None:
         hf_hub_download(remote.name, file.name, revision=remote.commit)
     name = remote.revision or "main"
     if name != remote.commit:
-        ref = remote.root / "refs" / name
+        ref, new = remote.root / "refs" / name, remote.root / "ref"
         ref.parent.mkdir(parents=True, exist_ok=True)
-        with replacing(ref) as out:
+        with replacing(new) as out:  # not in refs: what a kill leaves there is taken for a ref
             out.write(remote.commit.encode())
+        new.replace(ref)
+        sync_folder(ref.parent)
 
 
 @contextmanager
-def _locked(remote: Remote, file: RemoteFile, on_wait: Callable[[str], None]) -> Iterator[None]:
-    """One process at a time fetches a blob; the others wait for it, and say so."""
+def _locked(remote: Remote, name: str, on_wait: Callable[[], None]) -> Iterator[None]:
+    """One process at a time fetches a blob, or gives names; the others wait, and say so."""
     from filelock import Timeout
 
-    remote.blob(file).parent.mkdir(parents=True, exist_ok=True)
-    lock = blob_lock(remote.root, file.hash)
+    (remote.root / "blobs").mkdir(parents=True, exist_ok=True)
+    lock = blob_lock(remote.root, name)
     try:
         lock.acquire(blocking=False)
     except Timeout:
-        on_wait(file.name)
+        on_wait()
         lock.acquire()
     try:
         yield

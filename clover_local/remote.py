@@ -21,11 +21,14 @@ SUFFIXES = (".safetensors", ".json", ".jinja", GGUF_SUFFIX)
 TOKENIZER_FILES = ("tokenizer.model", "merges.txt", "vocab.txt")
 CHUNK_BYTES = 1 << 20
 TIMEOUT = 30.0  # seconds without a byte
+LARGEST_FILE = 1 << 60  # bytes
+LONGEST_NAME = 255  # bytes of a part of a path, on all common file systems
 
 Value = TypeVar("Value")
 
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _SHA1 = re.compile(r"[0-9a-f]{40}")
+_NO_NAME = re.compile(r"\\|^[A-Za-z]:")  # of Windows: a folder, a drive
 
 
 @dataclass(frozen=True)
@@ -123,10 +126,17 @@ def find(repository: str, revision: str | None, *, include: Sequence[str] = ()) 
     from huggingface_hub.file_download import repo_folder_name
 
     try:
-        commit, every = _read(_answer(repository, revision))
+        commit, entries = _read(_answer(repository, revision))
     except ConfigError as error:
         raise HubError(
             f"{constants.ENDPOINT} does not answer as a hub does ({error}): correct HF_ENDPOINT"
+        ) from None
+    try:
+        every = _read_files(entries)
+    except ConfigError as error:
+        raise HubError(
+            f"the list of files that {constants.ENDPOINT} has of {repository} is damaged "
+            f"({error}): nothing is fetched; correct HF_ENDPOINT, or tell the model's owner"
         ) from None
     allowed = [file for file in every if _is_allowed(file.name)]
     wanted = _wanted(repository, allowed, include)
@@ -181,16 +191,34 @@ def token_header() -> dict[str, str]:
     return {"Authorization": f"Bearer {token}"} if token else {}
 
 
-def _read(answer: Mapping[str, Any]) -> tuple[str, list[RemoteFile]]:
-    """A model's commit and its files.
+def _read(answer: Mapping[str, Any]) -> tuple[str, list[dict[str, Any]]]:
+    """A model's commit, and its list of files.
 
     Raises:
         ConfigError: a field is missing, or is none of a hub.
     """
     commit = _field("its answer", answer, "sha", _as_sha1)
     entries = [] if answer.get("siblings") is None else answer["siblings"]
-    files = _field("its answer", {"siblings": entries}, "siblings", as_objects)
-    return commit, [_read_file(f"its file {number}", file) for number, file in enumerate(files)]
+    return commit, _field("its answer", {"siblings": entries}, "siblings", as_objects)
+
+
+def _read_files(entries: Sequence[Mapping[str, Any]]) -> list[RemoteFile]:
+    """The files of the list, each once.
+
+    Raises:
+        ConfigError: a field is missing or none of a hub, or two files cannot lie side by side.
+    """
+    files: dict[str, RemoteFile] = {}
+    for number, entry in enumerate(entries):
+        file = _read_file(f"its file {number}", entry)
+        if files.setdefault(file.name, file) != file:
+            raise ConfigError(f"its file {number}: {reprlib.repr(file.name)} is there twice")
+    for name in files:
+        folders = (name[:end] for end, character in enumerate(name) if character == "/")
+        for folder in folders:
+            if folder in files:
+                raise ConfigError(f"{reprlib.repr(folder)} is a file and a folder")
+    return list(files.values())
 
 
 def _read_file(source: str, entry: Mapping[str, Any]) -> RemoteFile:
@@ -215,13 +243,17 @@ def _field(
 
 
 def _as_name(value: Any) -> str:
-    if as_text(value).startswith("/") or {"", "..", "."} & {*value.split("/")}:
+    """A path that stays below the model's folder on every system; an absolute one has no parts."""
+    parts = as_text(value).split("/")
+    if {"", "..", "."} & {*parts} or not value.isprintable() or _NO_NAME.search(value):
         raise ValueError("the path of a file below the model's folder")
+    if max(len(part.encode()) for part in parts) > LONGEST_NAME:
+        raise ValueError(f"parts of at most {LONGEST_NAME} bytes")
     return str(value)
 
 
 def _as_count(value: Any) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= LARGEST_FILE:
         raise TypeError("a number of bytes")
     return value
 

@@ -92,7 +92,6 @@ def pull(
 
 
 def _show(remote: Remote, fetched: int, damaged: tuple[str, ...], *, as_json: bool) -> None:
-    models = gguf_models([file.name for file in remote.files])
     if as_json:
         console.print_json(
             {
@@ -110,6 +109,13 @@ def _show(remote: Remote, fetched: int, damaged: tuple[str, ...], *, as_json: bo
         )
         return
     console.text(f"{remote.folder}: {shown(remote.nbytes)}, all hashes agree")
+    models = gguf_models([file.name for file in remote.files])
+    if not models and not (remote.folder / "config.json").is_file():
+        console.note(
+            "note: it does not run without config.json, which is not among the files: fetch all "
+            "of a model (no --include), or name another repository"
+        )
+        return
     model = str(remote.folder / models[0]) if len(models) > 1 else _id(remote)
     console.note(f"`clover-local chat {model}` runs it")
 

@@ -91,6 +91,10 @@ class Hub:
     """So many answers with a large file have a wrong byte."""
     refusals: list[tuple[int, str]] = field(default_factory=list)
     """(status, error code) of the next answers."""
+    surplus: int = 0
+    """So many bytes more than it says has each large file."""
+    absent: str = "RepoNotFound"
+    """The error code of what there is not."""
     keeps_ranges: bool = True
     pause: float = 0.0
     """Seconds between two pieces of a large file."""
@@ -163,7 +167,7 @@ class _HubHandler(BaseHTTPRequestHandler):
         elif path.startswith(prefix := f"/owner/name/resolve/{hub.commit}/"):
             self._send_file(path.removeprefix(prefix))
         else:
-            self._refuse(404, "RepoNotFound")
+            self._refuse(404, hub.absent)
 
     def _refuse(self, status: int, code: str) -> None:
         self._send(status, b"{}", {"X-Error-Code": code} if code else {})
@@ -192,6 +196,7 @@ class _HubHandler(BaseHTTPRequestHandler):
         if not hub.is_large(name):
             self._send(200, bytes(body), headers)
             return
+        body += b"z" * hub.surplus
         if hub.wrong:
             hub.wrong -= 1
             body[len(body) // 2] ^= 1

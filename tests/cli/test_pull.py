@@ -3,7 +3,6 @@
 import json
 import os
 import shutil
-import signal
 import subprocess
 import sys
 import time
@@ -16,7 +15,7 @@ from huggingface_hub import constants
 
 from clover_local import pull
 from clover_local.errors import HubError
-from clover_local.hub import blob_lock, find_cached, locate
+from clover_local.hub import find_cached, locate
 from clover_local.remote import find
 
 Call = Callable[..., Any]
@@ -118,6 +117,24 @@ def test_a_connection_that_stays_broken_stops_and_the_next_call_continues(
     assert HALF - 70_000 < kept <= HALF
     assert f"{(len(WEIGHTS) - kept) / 1000:.0f} kB to fetch" in outcome.err
     assert ("model.safetensors", f"bytes={kept}-") in filled.asked
+
+
+def test_a_hub_that_sends_more_than_it_says_does_not_fill_the_disk(run: Call, filled: Any) -> None:
+    filled.surplus = 3 * len(WEIGHTS)
+    outcome = run("pull", "owner/name", "--json")
+    assert outcome.code == 0, outcome.err
+    assert json.loads(outcome.out)["fetched_bytes"] == len(WEIGHTS) + 5
+    assert (filled.snapshot / "model.safetensors").read_bytes() == WEIGHTS
+
+
+def test_a_part_that_the_hub_does_not_continue_is_fetched_from_its_start(filled: Any) -> None:
+    remote = find("owner/name", None, include=["*.safetensors"])
+    part = remote.part(remote.files[0])
+    part.parent.mkdir(parents=True)
+    part.write_bytes(WEIGHTS[:HALF])
+    filled.refusals = [(416, "")]
+    assert pull.fetch(remote) == len(WEIGHTS)
+    assert filled.asked == [("model.safetensors", None)]
 
 
 def test_a_server_that_sends_the_whole_file_again_is_understood(run: Call, filled: Any) -> None:
@@ -313,76 +330,12 @@ def test_room_is_needed_once_for_two_files_of_one_content(
     assert run("pull", "owner/name").code == 0
 
 
-def test_who_waits_for_another_process_says_so_and_goes_on_when_it_has_ended(
-    run: Call, filled: Any
-) -> None:
-    remote = find("owner/name", None, include=["*.safetensors"])
-    lock = blob_lock(remote.root, filled.hash("model.safetensors"))
-    waited: list[str] = []
-
-    def end_the_other(name: str) -> None:
-        waited.append(name)
-        lock.release()
-
-    lock.acquire()
-    assert pull.fetch(remote, on_wait=end_the_other) == len(WEIGHTS)
-    assert waited == ["model.safetensors"]
-
-
 def test_the_hash_of_what_came_is_counted_while_it_is_computed(filled: Any) -> None:
     remote = find("owner/name", None)
     checked: list[tuple[str, int, int]] = []
     pull.fetch(remote, on_check=lambda *step: checked.append(step))
     assert ("model.safetensors", len(WEIGHTS), len(WEIGHTS)) in checked
     assert {name for name, *_ in checked} == set(filled.files)
-
-
-def test_what_a_pull_is_fetching_is_not_removed_and_then_is_by_any_of_its_names(
-    run: Call, filled: Any
-) -> None:
-    filled.cuts = [HALF] + [0] * pull.TRIES
-    run("pull", "owner/name")
-    root = filled.blobs.parent
-    with blob_lock(root, filled.hash("model.safetensors")):
-        outcome = run("rm", "owner/name", "--yes")
-        assert outcome.code == 1
-        assert "a pull is fetching owner/name just now: stop it" in outcome.err
-        assert list(filled.blobs.glob("*.incomplete"))
-    assert "there are owner/name" in run("rm", "owner/nam", "--yes").err
-    assert run("rm", "owner/name@main", "--yes").code == 0
-    assert not root.exists()
-
-
-@pytest.mark.skipif(os.name != "posix", reason="needs signals")
-@pytest.mark.parametrize("signal_number", [signal.SIGKILL, signal.SIGINT], ids=["kill", "Ctrl-C"])
-def test_a_stopped_program_is_continued_by_the_same_command(
-    hub: Any, signal_number: signal.Signals
-) -> None:
-    hub.put("config.json", b"{}")
-    hub.put("model.safetensors", WEIGHTS * 4)
-    hub.pause = 0.02
-    environment = {
-        **os.environ,
-        "HF_HOME": str(hub.cache.parent),
-        "HF_ENDPOINT": hub.url,
-        "PYTHONSAFEPATH": "1",
-    }
-    command = [sys.executable, "-m", "clover_local", "pull", "owner/name"]
-    first = subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True)
-    part = hub.blobs / f"{hub.hash('model.safetensors')}.incomplete"
-    while not part.exists() or part.stat().st_size < HALF:
-        assert first.poll() is None
-        time.sleep(0.01)
-    first.send_signal(signal_number)
-    _, err = first.communicate(timeout=60)
-    if signal_number == signal.SIGINT:
-        assert first.returncode == 130
-        assert err.endswith("stopped: what was fetched is kept, and the same command continues\n")
-    kept, hub.pause = part.stat().st_size, 0.0
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
-    assert done.returncode == 0, done.stderr
-    assert ("model.safetensors", f"bytes={kept}-") in hub.asked
-    assert (hub.snapshot / "model.safetensors").read_bytes() == WEIGHTS * 4
 
 
 def test_pull_does_not_load_torch(filled: Any, run: Call) -> None:
