@@ -45,18 +45,20 @@ class CachedModel:
 
 
 @dataclass(frozen=True)
-class HalfFetched:
-    """A model that a pull has begun to fetch, and not finished."""
+class Unusable:
+    """A folder of a model in the hub's cache of which no revision can be used."""
 
     name: str
-    nbytes: int
+    nbytes: int  # 0 of a link: what it points to stays
     root: Path
+    is_half_fetched: bool
+    """A pull has begun it and continues it; else it is damaged."""
 
     def delete(self) -> None:
         """Removes what is there of it.
 
         Raises:
-            HubError: a pull is fetching it.
+            HubError: a pull is fetching it, or it may not be removed.
         """
         from filelock import Timeout
 
@@ -68,7 +70,11 @@ class HalfFetched:
                     raise HubError(
                         f"a pull is fetching {self.name} just now: stop it (Ctrl-C) first"
                     ) from None
-            shutil.rmtree(self.root)
+            with _removal_errors(self.root):
+                if self.root.is_symlink() or not self.root.is_dir():
+                    self.root.unlink()
+                else:
+                    shutil.rmtree(self.root)
 
 
 def blob_lock(root: Path, name: str) -> "BaseFileLock":
@@ -102,25 +108,33 @@ def cached_models() -> list[CachedModel]:
     return sorted(found, key=lambda model: (model.name, -model.changed.timestamp()))
 
 
-def half_fetched() -> list[HalfFetched]:
-    """The models of which a pull has begun and nothing is whole, by name."""
+def unusable_models() -> list[Unusable]:
+    """The models that a pull has begun and not finished, and the damaged ones, by name.
+
+    Damaged are those that the hub's client does not read: files or a commit that a link or a ref
+    points to are missing.
+    """
     from huggingface_hub import constants
 
+    scanned = _scanned()
+    usable = {repository.repo_path for repository in (scanned.repos if scanned else ())}
     found = []
     for root in sorted(Path(constants.HF_HUB_CACHE).glob("models--*")):
         blobs = [path for path in root.glob("blobs/*") if path.is_file()]
-        if blobs and not any(root.glob("snapshots/*")):
+        is_half_fetched = bool(blobs) and not any(root.glob("snapshots/*"))
+        if is_half_fetched or root not in usable:
             name = root.name.removeprefix("models--").replace("--", "/", 1)
-            found.append(HalfFetched(name, sum(path.stat().st_size for path in blobs), root))
+            nbytes = 0 if root.is_symlink() else sum(path.stat().st_size for path in blobs)
+            found.append(Unusable(name, nbytes, root, is_half_fetched))
     return found
 
 
-def find_half_fetched(model: str) -> list[HalfFetched]:
-    """What a pull has begun of a model `owner/name[@revision]`.
+def find_unusable(model: str) -> list[Unusable]:
+    """What is there of a model `owner/name[@revision]` that cannot be used.
 
-    It has no revision yet, so any is meant.
+    It has no revision, so any is meant.
     """
-    return [each for each in half_fetched() if each.name == model.partition("@")[0]]
+    return [each for each in unusable_models() if each.name == model.partition("@")[0]]
 
 
 def find_cached(model: str) -> list[CachedModel]:
@@ -140,7 +154,7 @@ def find_cached(model: str) -> list[CachedModel]:
         and (not revision or revision in each.refs or each.revision.startswith(revision))
     ]
     if not found:
-        names = {each.name for each in cached} | {each.name for each in half_fetched()}
+        names = {each.name for each in cached} | {each.name for each in unusable_models()}
         known = ", ".join(sorted(names)) or "none"
         raise HubError(f"{model} is not in the hub cache: there are {known}")
     return found
@@ -149,27 +163,64 @@ def find_cached(model: str) -> list[CachedModel]:
 def delete_cached(models: Sequence[CachedModel]) -> int:
     """Removes revisions from the hub's cache; returns the bytes that are free then.
 
-    Files that a revision shares with another one stay.
+    Files that a revision shares with another one stay, and so does what a link in the place of
+    the model's folder points to.
+
+    Raises:
+        HubError: they may not be removed.
     """
-    names = {model.name for model in models}
+    kept = {model.folder.parents[1] for model in cached_models() if model not in models}
+    for root in {model.folder.parents[1] for model in models} - kept:
+        if root.is_symlink():
+            with _removal_errors(root):
+                root.unlink()
+    names = {model.name for model in models if model.folder.exists()}
     scanned = _scanned()
-    if scanned is None:
+    if scanned is None or not names:
         return 0
     # The client goes by hash alone, and a copied repository has those of its source.
     own = replace(scanned, repos=frozenset(r for r in scanned.repos if r.repo_id in names))
     strategy = own.delete_revisions(*(model.revision for model in models))
-    strategy.execute()
+    with _removal_errors(models[0].folder.parents[2]):
+        strategy.execute()
+        if left := [model.folder for model in models if model.folder.exists()]:
+            # The client passes over what it may not remove.
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(left[0]))
     return strategy.expected_freed_size
 
 
+@contextmanager
+def _removal_errors(path: Path) -> Iterator[None]:
+    """Within it, what may not be removed at `path` or below is a HubError."""
+    try:
+        yield
+    except OSError as error:
+        raise HubError(
+            f"{error.filename or path} cannot be removed ({error.strerror or error}): check its "
+            "permissions"
+        ) from None
+
+
 def _scanned() -> "HFCacheInfo | None":
-    """What is in the cache; None where there is no cache."""
+    """What is in the cache; None where there is no cache.
+
+    Raises:
+        HubError: it is no folder, or may not be read.
+    """
     from huggingface_hub import CacheNotFound, constants, scan_cache_dir
 
+    folder = Path(constants.HF_HUB_CACHE)
+    if folder.exists() and not folder.is_dir():
+        raise HubError(f"{folder} is no folder: set HF_HOME to one, or move that file away")
     try:
-        return scan_cache_dir(constants.HF_HUB_CACHE)
+        return scan_cache_dir(folder)
     except CacheNotFound:
         return None
+    except OSError as error:
+        raise HubError(
+            f"{error.filename or folder} in the hub cache cannot be read "
+            f"({error.strerror or error}): check its permissions, or set HF_HOME to another folder"
+        ) from None
 
 
 def locate(model: str, *, files: Sequence[str] = MODEL_FILES) -> Path:

@@ -12,12 +12,12 @@ from clover_local.errors import HubError
 from clover_local.hub import (
     DEMO,
     CachedModel,
-    HalfFetched,
+    Unusable,
     cached_models,
     delete_cached,
     find_cached,
-    find_half_fetched,
-    half_fetched,
+    find_unusable,
+    unusable_models,
 )
 from clover_local.memory.sizes import shown
 
@@ -32,16 +32,17 @@ YesOpt = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 
 def ls(as_json: JsonOpt = False, quiet: QuietOpt = False) -> None:
     """List the models in the hub's cache."""
-    models, half = cached_models(), half_fetched()
+    models, unusable = cached_models(), unusable_models()
     if as_json:
         console.print_json(
             {
                 "models": [_json(model) for model in models],
-                "half_fetched": [{"name": each.name, "bytes": each.nbytes} for each in half],
+                "half_fetched": [_unusable_json(each) for each in unusable if each.is_half_fetched],
+                "damaged": [_unusable_json(each) for each in unusable if not each.is_half_fetched],
             }
         )
-    elif models or half:
-        rows = [_row(model) for model in models] + [_half_row(each) for each in half]
+    elif models or unusable:
+        rows = [*map(_row, models), *map(_unusable_row, unusable)]
         console.show_table("Models", rows)
     else:
         console.text(f"no model is in the hub cache; `{DEMO}` comes with the package")
@@ -55,21 +56,21 @@ def rm(
         raise HubError(f"{DEMO} is part of the package: uninstall that to remove it")
     if os.path.exists(os.path.expanduser(name)):
         raise HubError(f"{name} is a folder or file of yours, not in the cache: remove it yourself")
-    half = find_half_fetched(name)
-    found = [] if half else find_cached(name)
-    for row in [*map(_row, found), *map(_half_row, half)]:
+    unusable = find_unusable(name)
+    found = [] if unusable else find_cached(name)
+    for row in [*map(_row, found), *map(_unusable_row, unusable)]:
         console.note("  ".join(row))
     if not yes:
         if not console.is_terminal(sys.stdin):
             raise HubError(f"rm {name} asks first, and nobody can answer here: pass --yes")
         typer.confirm(f"Remove {'it' if len(found) < 2 else 'them'}?", abort=True, err=True)
-    for each in half:
+    for each in unusable:
         each.delete()
-    freed = delete_cached(found) + sum(each.nbytes for each in half)
+    freed = delete_cached(found) + sum(each.nbytes for each in unusable)
     if as_json:
         console.print_json(
             {
-                "removed": [*(each.name for each in found), *(each.name for each in half)],
+                "removed": [*(each.name for each in found), *(each.name for each in unusable)],
                 "freed_bytes": freed,
             }
         )
@@ -87,8 +88,13 @@ def _row(model: CachedModel) -> tuple[str, str, str, str, str]:
     )
 
 
-def _half_row(half: HalfFetched) -> tuple[str, str, str, str, str]:
-    return (half.name, "", shown(half.nbytes), "", "half fetched: pull continues")
+def _unusable_row(model: Unusable) -> tuple[str, str, str, str, str]:
+    state = "half fetched: pull continues" if model.is_half_fetched else "damaged: rm removes it"
+    return (model.name, "", shown(model.nbytes), "", state)
+
+
+def _unusable_json(model: Unusable) -> dict[str, object]:
+    return {"name": model.name, "bytes": model.nbytes, "folder": str(model.root)}
 
 
 def _json(model: CachedModel) -> dict[str, object]:

@@ -1,6 +1,8 @@
 """`clover-local ls` and `rm`, on a cache as the hub's client leaves it."""
 
 import json
+import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -92,6 +94,92 @@ def test_what_is_not_in_the_cache_is_refused(run: Call, cache: Path, name: str, 
     outcome = run("rm", name, "--yes")
     assert (outcome.code, outcome.out, outcome.err.count("\n")) == (1, "", 1)
     assert words in outcome.err
+
+
+def break_link(root: Path) -> None:
+    (root / "snapshots" / OLD / "config.json").unlink()
+    (root / "snapshots" / OLD / "config.json").symlink_to("../../blobs/absent")
+
+
+def break_ref(root: Path) -> None:
+    (root / "refs" / "main").write_text("9" * 40, encoding="utf-8")
+
+
+def empty(root: Path) -> None:
+    shutil.rmtree(root)
+    root.mkdir()
+
+
+def make_file(root: Path) -> None:
+    shutil.rmtree(root)
+    root.touch()
+
+
+def make_link_to_nothing(root: Path) -> None:
+    shutil.rmtree(root)
+    root.symlink_to("absent")
+
+
+@pytest.mark.parametrize("damage", [break_link, break_ref, empty, make_file, make_link_to_nothing])
+def test_what_is_damaged_is_listed_and_can_be_removed(
+    run: Call, cache: Path, damage: Callable[[Path], None]
+) -> None:
+    root = cache / "models--theirs--other"
+    damage(root)
+    (row,) = [row for row in run("ls").out.splitlines() if "theirs/other" in row]
+    assert row.endswith("damaged: rm removes it")
+    listed = json.loads(run("ls", "--json").out)
+    assert [each["name"] for each in listed["damaged"]] == ["theirs/other"]
+    assert {each["name"] for each in listed["models"]} == {"ours/clover"}
+    assert "there are ours/clover, theirs/other" in run("rm", "a/b", "--yes").err
+    outcome = run("rm", "theirs/other", "--yes", "--json")
+    assert outcome.code == 0, outcome.err
+    assert json.loads(outcome.out)["freed_bytes"] == listed["damaged"][0]["bytes"]
+    assert not os.path.lexists(root)
+    assert json.loads(run("ls", "--json").out)["damaged"] == []
+
+
+@pytest.mark.parametrize("damage", [None, break_ref], ids=["whole", "damaged"])
+def test_of_a_model_that_is_a_link_the_link_is_removed_and_its_files_stay(
+    run: Call, cache: Path, tmp_path: Path, damage: Callable[[Path], None] | None
+) -> None:
+    root, elsewhere = cache / "models--theirs--other", tmp_path / "elsewhere"
+    root.rename(elsewhere)
+    root.symlink_to(elsewhere)
+    if damage:
+        damage(elsewhere)
+    before = sorted(elsewhere.rglob("*"))
+    outcome = run("rm", "-y", "theirs/other")
+    assert (outcome.code, outcome.out) == (0, "freed 0 B\n"), outcome.err
+    assert not os.path.lexists(root)
+    assert sorted(elsewhere.rglob("*")) == before
+
+
+@pytest.mark.parametrize(
+    "command", [("ls",), ("ls", "--json"), ("rm", "a/b", "--yes")], ids=" ".join
+)
+def test_a_cache_that_is_a_file_is_one_line_with_the_remedy(
+    run: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: tuple[str, ...]
+) -> None:
+    (tmp_path / "hub").touch()
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+    outcome = run(*command)
+    assert (outcome.code, outcome.out, outcome.err.count("\n")) == (1, "", 1)
+    assert "is no folder: set HF_HOME to one, or move that file away" in outcome.err
+
+
+def test_what_may_not_be_removed_is_an_error_and_nothing_is_said_to_be_free(
+    run: Call, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(path: Path, *arguments: object, **others: object) -> None:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(shutil, "rmtree", refused)
+    for name in ("ours/clover", "theirs/other"):
+        outcome = run("rm", name, "--yes", "--quiet")
+        assert (outcome.code, outcome.out) == (1, "")
+        assert "cannot be removed (Permission denied): check its perm" in outcome.err
+        break_ref(cache / "models--theirs--other")
 
 
 def test_ls_does_not_load_torch() -> None:
