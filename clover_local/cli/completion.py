@@ -39,15 +39,26 @@ _MEANT: dict[str, Values] = {
 
 
 def completion(call: typer.Context, shell: ShellArg) -> None:
-    """Print the completion script of a shell.
+    """Print the completion script of a shell. To install it, or again after an update:
 
-    bash: clover-local completion bash > ~/.local/share/bash-completion/completions/clover-local
+    \b
+    bash, with the package bash-completion:
+      mkdir -p ~/.local/share/bash-completion/completions
+      clover-local completion bash > ~/.local/share/bash-completion/completions/clover-local
 
-    zsh: clover-local completion zsh > DIR/_clover-local, where DIR is in $fpath before compinit
+    \b
+    zsh, with `fpath+=~/.zfunc` in ~/.zshrc before compinit:
+      mkdir -p ~/.zfunc
+      clover-local completion zsh > ~/.zfunc/_clover-local
 
-    fish: clover-local completion fish > ~/.config/fish/completions/clover-local.fish
+    \b
+    fish:
+      mkdir -p ~/.config/fish/completions
+      clover-local completion fish > ~/.config/fish/completions/clover-local.fish
 
-    Print it again after an update. For one session: eval "$(clover-local completion bash)".
+    \b
+    For one session of bash, or without bash-completion in ~/.bashrc:
+      eval "$(clover-local completion bash)"
     """
     console.write(SCRIPTS[shell](described(call.find_root().command)))
 

@@ -97,14 +97,30 @@ def bash(program: ShellCommand) -> str:
     )
 
 
-_BASH = """# bash completion of clover-local, printed by `clover-local completion bash`
+_BASH = """# bash completion of clover-local. To install it, with the package bash-completion:
+#   mkdir -p ~/.local/share/bash-completion/completions
+#   clover-local completion bash > ~/.local/share/bash-completion/completions/clover-local
+# Without that package, put into ~/.bashrc:
+#   eval "$(clover-local completion bash)"
 
+# Names are data: none is ever expanded, and where readline does not quote them they come quoted.
 _clover_local_cached() {{
-  local folder
+  local folder name quoted
   for folder in "{cache}"/models--*; do
     [ -d "$folder/snapshots" ] || continue
-    folder=${{folder##*/models--}}
-    printf '%s\\n' "${{folder/--//}}"
+    name=${{folder##*/models--}}
+    name=${{name/--//}}
+    printf -v quoted %q "$name"
+    [[ $name == "$cur"* || $quoted == "$cur"* ]] || continue
+    [[ $1 == as_file ]] || name=$quoted
+    COMPREPLY+=("$name")
+  done
+}}
+
+_clover_local_lines() {{
+  local line
+  while IFS= read -r line; do
+    [[ -z $line ]] || COMPREPLY+=("$line")
   done
 }}
 
@@ -140,7 +156,7 @@ _clover_local_group() {{
 }}
 
 _clover_local() {{
-  local cur=${{COMP_WORDS[COMP_CWORD]}} REPLY command= place=0 i word kind= IFS=$' \\t\\n'
+  local cur=${{COMP_WORDS[COMP_CWORD]}} REPLY command= place=0 i word kind= as= IFS=$' \\t\\n'
   COMPREPLY=()
   for ((i = 1; i < COMP_CWORD; i++)); do
     word=${{COMP_WORDS[i]}}
@@ -177,17 +193,16 @@ _clover_local() {{
   fi
   case $kind in
     words*) COMPREPLY=($(compgen -W "${{kind#words }}" -- "$cur")) ;;
-    cached) COMPREPLY=($(compgen -W "$(_clover_local_cached)" -- "$cur")) ;;
+    cached) _clover_local_cached "" ;;
     model)
-      compopt -o filenames 2>/dev/null
-      COMPREPLY=($(compgen -W "demo $(_clover_local_cached)" -- "$cur"))
-      IFS=$'\\n'
-      COMPREPLY+=($(compgen -d -- "$cur") $(compgen -f -X '!*.gguf' -- "$cur"))
+      compopt -o filenames 2>/dev/null && as=as_file
+      _clover_local_lines <<< "$(compgen -W demo -- "$cur")"
+      _clover_local_cached "$as"
+      _clover_local_lines <<< "$(compgen -d -- "$cur"; compgen -f -X '!*.gguf' -- "$cur")"
       ;;
     file)
       compopt -o filenames 2>/dev/null
-      IFS=$'\\n'
-      COMPREPLY=($(compgen -f -- "$cur"))
+      _clover_local_lines <<< "$(compgen -f -- "$cur")"
       ;;
   esac
 }}
@@ -258,7 +273,9 @@ def _single_quoted(text: str) -> str:
 
 
 _ZSH = """#compdef clover-local
-# zsh completion of clover-local, printed by `clover-local completion zsh`
+# zsh completion of clover-local. To install it, with `fpath+=~/.zfunc` in ~/.zshrc before compinit:
+#   mkdir -p ~/.zfunc
+#   clover-local completion zsh > ~/.zfunc/_clover-local
 
 _clover_local_cached() {{
   local folder
@@ -340,7 +357,9 @@ def _fish_quoted(text: str) -> str:
     return "'" + text.replace("\\", "\\\\").replace("'", "\\'") + "'"
 
 
-_FISH = """# fish completion of clover-local, printed by `clover-local completion fish`
+_FISH = """# fish completion of clover-local. To install it:
+#   mkdir -p ~/.config/fish/completions
+#   clover-local completion fish > ~/.config/fish/completions/clover-local.fish
 
 function __clover_local_cached
     set -l folder $HOME/.cache/huggingface/hub

@@ -108,6 +108,80 @@ def test_bash_knows_every_flag_of_every_setting(place: Path) -> None:
         assert "--help" in flags
 
 
+NASTY = [
+    "models--a--$(touch${IFS}pw)",
+    "models--a--`touch pw`",
+    "models--a--two words",
+    "models--a--star*",
+    "models--a--$HOME",
+    "models--a--semi;touch pw",
+]
+
+
+@pytest.fixture
+def nasty(place: Path, tmp_path: Path) -> Path:
+    """The script beside a cache and a folder whose names a shell would expand."""
+    shutil.copy(place / "script", tmp_path / "script")
+    for name in NASTY:
+        (tmp_path / "cache" / "hub" / name / "snapshots").mkdir(parents=True)
+    (tmp_path / "here").mkdir()
+    for name in ("$(touch pw).gguf", "two words.gguf", "t*.gguf"):
+        (tmp_path / "here" / name).touch()
+    return tmp_path
+
+
+@needs_bash
+@pytest.mark.parametrize("words", [["rm"], ["pull"], ["chat"], ["evaluate", "demo", "--against"]])
+def test_bash_takes_the_names_in_the_cache_as_they_are(nasty: Path, words: list[str]) -> None:
+    found = completed(nasty, *words, "a/")
+    typed = f"printf '%s\\n' {' '.join(found)}"  # what is completed means the name itself
+    done = subprocess.run(
+        ["bash", "-c", typed], capture_output=True, text=True, cwd=nasty / "here", timeout=60
+    )
+    assert sorted(done.stdout.splitlines()) == sorted(
+        name.removeprefix("models--").replace("--", "/") for name in NASTY
+    )
+    assert completed(nasty, *words, "a/two w") == completed(nasty, *words, "a/two\\ w")
+    assert completed(nasty, *words, "a/two w") == ["a/two\\ words"]
+    completed(nasty, *words, "a/$(touch pw)")
+    assert not list(nasty.rglob("pw"))
+
+
+@needs_bash
+@pytest.mark.parametrize("words", [["chat"], ["replay"]])
+def test_bash_takes_the_names_of_files_as_they_are(nasty: Path, words: list[str]) -> None:
+    assert completed(nasty, *words, "t") == ["t*.gguf", "two words.gguf"]
+    assert completed(nasty, *words, "$") == ["$(touch pw).gguf"]
+    assert not list(nasty.rglob("pw"))
+
+
+@pytest.mark.parametrize("shell", SCRIPTS)
+def test_the_lines_that_install_a_script_can_be_pasted(run: Call, shell: str) -> None:
+    script = run("completion", shell).out.splitlines()
+    make, write = (
+        next(line.removeprefix("#   ") for line in script if line.startswith(f"#   {start}"))
+        for start in ("mkdir -p ", f"clover-local completion {shell} > ")
+    )
+    assert str(Path(write.split(" > ")[1]).parent) == make.removeprefix("mkdir -p ")
+    shown = [line.strip() for line in run("completion", "--help").out.splitlines()]
+    assert shown[shown.index(make) + 1] == write
+
+
+@needs_bash
+def test_the_pasted_lines_install_the_script(run: Call, tmp_path: Path) -> None:
+    script = run("completion", "bash").out
+    lines = [line[4:] for line in script.splitlines() if line.startswith("#   ")]
+    program = 'clover-local() { printf "%s" "$*"; }\n' + "\n".join(lines[:2])
+    subprocess.run(
+        ["bash", "-c", program],
+        check=True,
+        env={"PATH": os.environ["PATH"], "HOME": str(tmp_path)},
+        timeout=60,
+    )
+    written = tmp_path / ".local/share/bash-completion/completions/clover-local"
+    assert written.read_text(encoding="utf-8") == "completion bash"
+
+
 def test_a_script_knows_every_command_and_needs_no_python(run: Call, program: ShellCommand) -> None:
     for shell in SCRIPTS:
         outcome = run("completion", shell)
