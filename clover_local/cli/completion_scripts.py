@@ -103,17 +103,16 @@ _BASH = """# bash completion of clover-local. To install it, with the package ba
 # Without that package, put into ~/.bashrc:
 #   eval "$(clover-local completion bash)"
 
-# Names are data: none is ever expanded, and where readline does not quote them they come quoted.
+# Names are data: none is expanded, and all come quoted; with $1 only those that the hub may give.
 _clover_local_cached() {{
   local folder name quoted
   for folder in "{cache}"/models--*; do
     [ -d "$folder/snapshots" ] || continue
     name=${{folder##*/models--}}
     name=${{name/--//}}
+    [[ -n $1 && $name == *[!A-Za-z0-9._/-]* ]] && continue
     printf -v quoted %q "$name"
-    [[ $name == "$cur"* || $quoted == "$cur"* ]] || continue
-    [[ $1 == as_file ]] || name=$quoted
-    COMPREPLY+=("$name")
+    [[ $name == "$cur"* || $quoted == "$cur"* ]] && COMPREPLY+=("$quoted")
   done
 }}
 
@@ -156,7 +155,7 @@ _clover_local_group() {{
 }}
 
 _clover_local() {{
-  local cur=${{COMP_WORDS[COMP_CWORD]}} REPLY command= place=0 i word kind= as= IFS=$' \\t\\n'
+  local cur=${{COMP_WORDS[COMP_CWORD]}} REPLY command= place=0 i word kind= IFS=$' \\t\\n'
   COMPREPLY=()
   for ((i = 1; i < COMP_CWORD; i++)); do
     word=${{COMP_WORDS[i]}}
@@ -195,9 +194,9 @@ _clover_local() {{
     words*) COMPREPLY=($(compgen -W "${{kind#words }}" -- "$cur")) ;;
     cached) _clover_local_cached "" ;;
     model)
-      compopt -o filenames 2>/dev/null && as=as_file
+      compopt -o filenames 2>/dev/null # readline quotes files, but not all of a name that is none
       _clover_local_lines <<< "$(compgen -W demo -- "$cur")"
-      _clover_local_cached "$as"
+      _clover_local_cached ids
       _clover_local_lines <<< "$(compgen -d -- "$cur"; compgen -f -X '!*.gguf' -- "$cur")"
       ;;
     file)

@@ -131,7 +131,7 @@ def nasty(place: Path, tmp_path: Path) -> Path:
 
 
 @needs_bash
-@pytest.mark.parametrize("words", [["rm"], ["pull"], ["chat"], ["evaluate", "demo", "--against"]])
+@pytest.mark.parametrize("words", [["rm"], ["pull"]], ids=" ".join)
 def test_bash_takes_the_names_in_the_cache_as_they_are(nasty: Path, words: list[str]) -> None:
     found = completed(nasty, *words, "a/")
     typed = f"printf '%s\\n' {' '.join(found)}"  # what is completed means the name itself
@@ -148,7 +148,15 @@ def test_bash_takes_the_names_in_the_cache_as_they_are(nasty: Path, words: list[
 
 
 @needs_bash
-@pytest.mark.parametrize("words", [["chat"], ["replay"]])
+@pytest.mark.parametrize("words", [["chat"], ["evaluate", "demo", "--against"]], ids=" ".join)
+def test_bash_offers_no_model_whose_name_is_none_of_the_hub(nasty: Path, words: list[str]) -> None:
+    (nasty / "cache" / "hub" / "models--a--right.1_B" / "snapshots").mkdir(parents=True)
+    assert completed(nasty, *words, "a/") == ["a/right.1_B"]
+    assert not list(nasty.rglob("pw"))
+
+
+@needs_bash
+@pytest.mark.parametrize("words", [["chat"], ["replay"]], ids=" ".join)
 def test_bash_takes_the_names_of_files_as_they_are(nasty: Path, words: list[str]) -> None:
     assert completed(nasty, *words, "t") == ["t*.gguf", "two words.gguf"]
     assert completed(nasty, *words, "$") == ["$(touch pw).gguf"]
