@@ -15,7 +15,7 @@ LAYERS = [
     ("generate",),
     ("decoding", "model"),
     ("experts", "cache", "memory", "residency"),
-    ("checkpoint", "gguf", "tokenizer", "hub", "pull", "remote"),
+    ("checkpoint", "gguf", "tokenizer", "hub", "fetch"),
     ("config",),
     ("files",),
     ("errors", "prefix"),

@@ -12,10 +12,10 @@ import typer
 from clover_local.cli import console
 from clover_local.cli.options import JsonOpt, QuietOpt
 from clover_local.errors import HubError
+from clover_local.fetch.pull import fetch, remove_damaged
+from clover_local.fetch.remote import Remote, find, some
 from clover_local.hub import DEMO, HUB_ID, gguf_models
 from clover_local.memory.sizes import shown
-from clover_local.pull import fetch, remove_damaged
-from clover_local.remote import Remote, find, some
 
 RepositoryArg = Annotated[
     str,

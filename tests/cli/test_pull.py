@@ -13,10 +13,10 @@ import httpx2
 import pytest
 from huggingface_hub import constants
 
-from clover_local import pull
 from clover_local.errors import HubError
+from clover_local.fetch import pull
+from clover_local.fetch.remote import find
 from clover_local.hub import find_cached, locate
-from clover_local.remote import find
 
 Call = Callable[..., Any]
 WEIGHTS = bytes(range(256)) * 4096  # 1 MiB

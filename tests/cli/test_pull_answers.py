@@ -193,5 +193,5 @@ def test_a_bug_of_this_package_is_not_taken_for_an_answer_of_no_hub(
     def broken(repository: str, revision: str | None) -> Any:
         raise KeyError("a bug")
 
-    monkeypatch.setattr("clover_local.remote._answer", broken)
+    monkeypatch.setattr("clover_local.fetch.remote._answer", broken)
     assert "a fault of clover-local" in run("pull", "owner/name").err

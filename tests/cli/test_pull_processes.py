@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from clover_local import pull
+from clover_local.fetch import pull
+from clover_local.fetch.remote import find
 from clover_local.hub import blob_lock, find_cached, locate
-from clover_local.remote import find
 
 Call = Callable[..., Any]
 WEIGHTS = bytes(range(256)) * 4096  # 1 MiB

@@ -11,9 +11,9 @@ from contextlib import contextmanager
 from functools import partial
 
 from clover_local.errors import HubError
+from clover_local.fetch.remote import TIMEOUT, Remote, RemoteFile, size_of, token_header
 from clover_local.files import replacing, sync_folder
 from clover_local.hub import blob_lock, hub_errors
-from clover_local.remote import TIMEOUT, Remote, RemoteFile, size_of, token_header
 
 TRIES = 5  # of a connection that breaks before a byte has come
 

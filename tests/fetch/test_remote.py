@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from clover_local.pull import remove_damaged
-from clover_local.remote import Remote, RemoteFile
+from clover_local.fetch.pull import remove_damaged
+from clover_local.fetch.remote import Remote, RemoteFile
 
 SHA256_OF_ABC = "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"
 GIT_BLOB_OF_ABC = (
