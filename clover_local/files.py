@@ -14,7 +14,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
 
-from clover_local.errors import ConfigError
+from clover_local.errors import ConfigError, SettingsError
 
 # Bounds far beyond any real model. Within them sizes multiply, and controls act on float32 logits,
 # without overflow, and no list that a number in a file asks for fills the memory.
@@ -42,6 +42,23 @@ def require_file(path: Path) -> None:
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
     if not stat.S_ISREG(mode):
         raise OSError(errno.EINVAL, "no regular file", str(path))
+
+
+def user_path(text: str) -> Path:
+    """The path that a user wrote, with the home folder in the place of `~`.
+
+    Raises:
+        SettingsError: `~name` of nobody, or a NUL in it.
+    """
+    if "\0" in text:
+        raise SettingsError(f"{text!r} is no path: it has a NUL in it, leave that out")
+    try:
+        return Path(text).expanduser()
+    except RuntimeError:
+        raise SettingsError(
+            f"{text}: {Path(text).parts[0]} has no home folder: write the whole path (./~... for "
+            "a name that begins with `~`)"
+        ) from None
 
 
 @contextmanager

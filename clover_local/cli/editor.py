@@ -30,4 +30,16 @@ def edited(text: str) -> str:
             raise SettingsError(
                 f"the editor {command!r} ended with code {done.returncode}: nothing was asked"
             )
-        return decode(path.read_bytes(), "the edited question").rstrip("\r\n")
+        content = path.read_bytes()
+    try:
+        return decode(content, "the edited question").rstrip("\r\n")
+    except SettingsError as error:
+        raise SettingsError(f"{error} (it is kept in {_kept(content)})") from None
+
+
+def _kept(content: bytes) -> str:
+    """A file, for its owner only, with what the user wrote and nothing can be made of."""
+    descriptor, name = tempfile.mkstemp(prefix="clover-local-question-", suffix=".txt")
+    with os.fdopen(descriptor, "wb") as file:
+        file.write(content)
+    return name

@@ -16,7 +16,7 @@ from typing import Literal, get_args
 
 from clover_local.decoding.keys import KEYS, Key, choice, switch, whole
 from clover_local.errors import SettingsError
-from clover_local.files import require_file
+from clover_local.files import require_file, user_path
 from clover_local.memory.sizes import parse_size
 from clover_local.placement import DEVICES, DTYPES
 from clover_local.residency.names import POLICY_NAMES
@@ -61,7 +61,7 @@ def _path(help: str) -> Key:
     def convert(value: object) -> Path:
         if not isinstance(value, str) or not value.strip():
             raise TypeError
-        return Path(value).expanduser()
+        return user_path(value)
 
     return Key("the path of a file", convert, metavar="FILE", help=help)
 
@@ -107,10 +107,19 @@ class Preferences:
 
 
 def config_path(environment: Mapping[str, str] = os.environ) -> Path | None:
-    """The config file that is meant, there or not; None: none (`CLOVER_CONFIG=/dev/null`)."""
+    """The config file that is meant, there or not; None: none (`CLOVER_CONFIG=/dev/null`).
+
+    Raises:
+        SettingsError: the variable holds no path.
+    """
     named = environment.get(FILE_VARIABLE)
     if named:
-        return None if named == os.devnull else Path(named).expanduser()
+        if named == os.devnull:
+            return None
+        try:
+            return user_path(named)
+        except SettingsError as error:
+            raise SettingsError(f"{FILE_VARIABLE} is {error}") from None
     folder = environment.get("XDG_CONFIG_HOME") or os.path.expanduser("~/.config")
     return Path(folder) / "clover-local" / "config.toml"
 
@@ -183,6 +192,8 @@ def _converted(key: str, value: object, *, place: str, remedy: str) -> object:
         raise SettingsError(f"{place} is a table: keys stand without one, {remedy}")
     try:
         return ALL_KEYS[key].convert(value)
+    except SettingsError as error:
+        raise SettingsError(f"{place} is {error}; {remedy}") from None
     except (TypeError, ValueError):
         expects = ALL_KEYS[key].expected
         raise SettingsError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
@@ -118,6 +119,6 @@ def trace(opened: OpenModel, path: Path | None) -> AbstractContextManager[Trace 
     from clover_local.decoding.trace import Trace
     from clover_local.session import fingerprint
 
-    where = Path(opened.name).expanduser()
+    where = Path(os.path.expanduser(opened.name))  # as `hub.locate` finds it
     model = str(where.resolve()) if opened.name != DEMO and where.exists() else opened.name
     return Trace(path, model_hash=fingerprint(opened), model=model)

@@ -5,6 +5,7 @@ state goes back to the checkpoint where the last question begins.
 """
 
 import base64
+import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,7 +16,7 @@ from clover_local.cli.prompts import decode
 from clover_local.cli.talk import ChatState
 from clover_local.decoding.settings import Place
 from clover_local.errors import SettingsError
-from clover_local.files import require_file
+from clover_local.files import require_file, user_path
 
 LARGEST_FILE = 10_000_000  # bytes of a text to read
 LARGEST_COPY = 74_994
@@ -37,6 +38,8 @@ def regen(chat: ChatState, argument: str) -> None:
 
 def undo(chat: ChatState, argument: str) -> None:
     """Takes the last question and its answer back."""
+    if not chat.conversation.messages:
+        raise SettingsError("there is no question left to take back")
     question = " ".join(chat.conversation.undo().split())
     chat.last = None
     console.text(f"taken back: {question if len(question) <= 60 else question[:60] + '...'}")
@@ -57,7 +60,7 @@ def read(chat: ChatState, argument: str) -> None:
     if argument == "none":
         chat.attached = ""
     elif argument:
-        text = _text_of(Path(argument).expanduser())
+        text = _text_of(user_path(argument))
         chat.attached = f"{chat.attached}\n\n{text}" if chat.attached else text
         console.text(f"{argument}: {len(text):,} characters go before the next question")
         return
@@ -95,12 +98,11 @@ def copy(chat: ChatState, argument: str) -> None:
 def paths(typed: str) -> Iterator[str]:
     """The files and folders whose path begins with `typed`, for completion."""
     folder, _, name = typed.rpartition("/")
-    place = Path(f"{folder}/" if "/" in typed else ".").expanduser()
     try:
-        found = sorted(place.iterdir())
-    except OSError:
+        found = sorted(user_path(f"{folder}/" if "/" in typed else ".").iterdir())
+    except (SettingsError, OSError):
         return
     for path in found:
         hidden = path.name.startswith(".") and not name.startswith(".")
         if path.name.startswith(name) and not hidden:
-            yield typed[: len(typed) - len(name)] + path.name + ("/" if path.is_dir() else "")
+            yield typed[: len(typed) - len(name)] + path.name + ("/" if os.path.isdir(path) else "")

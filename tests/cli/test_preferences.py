@@ -117,6 +117,20 @@ def test_a_mistake_names_the_file_the_key_and_the_remedy(
     assert "\n" not in message
 
 
+NOBODY = r"~no-such-user has no home folder: write the whole path"
+
+
+def test_the_home_of_nobody_is_named_with_its_place(tmp_path: Path) -> None:
+    with pytest.raises(SettingsError, match=rf"config\.toml: expert_profile is .*{NOBODY}"):
+        read("expert_profile = '~no-such-user/x'", tmp_path)
+    with pytest.raises(SettingsError, match=rf"CLOVER_EXPERT_PROFILE is .*{NOBODY}"):
+        read("", tmp_path, CLOVER_EXPERT_PROFILE="~no-such-user/x")
+    with pytest.raises(SettingsError, match=rf"CLOVER_CONFIG is .*{NOBODY}"):
+        read_preferences({FILE_VARIABLE: "~no-such-user/c"})
+    with pytest.raises(SettingsError, match="has a NUL in it"):
+        read(r'expert_profile = "a\u0000b"', tmp_path)
+
+
 def test_a_byte_order_mark_is_none_of_the_text(tmp_path: Path) -> None:
     assert read(b"\xef\xbb\xbfseed = 1", tmp_path)["seed"][0] == 1
 

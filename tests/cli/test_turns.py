@@ -2,6 +2,7 @@
 
 import base64
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -100,7 +101,7 @@ def test_undo_goes_back_a_turn_and_the_state_with_it(
     talk.answer(talk.conversation.ask("another"))
     assert sum(lengths) <= len(talk.conversation.tokenizer.encode("another")) + 20
     execute("/undo", talk)
-    with pytest.raises(SettingsError, match="nothing was asked yet"):
+    with pytest.raises(SettingsError, match="no question left to take back"):
         execute("/undo", talk)
 
 
@@ -152,18 +153,16 @@ def test_an_editor_that_fails_is_one_line(
     assert contents(talk) == before
 
 
-def test_read_puts_a_file_before_the_next_question_only(
+def test_read_attaches_a_file_and_takes_it_off_again(
     chat: ChatState, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "a text.txt"
     path.write_text("Once upon a time.\n", encoding="utf-8")
     execute(f"/read {path}", chat)
     assert "17 characters" in capsys.readouterr().out
-    assert chat.question("who?") == "Once upon a time.\n\nwho?"
-    assert chat.question("who?") == "who?"
-    execute(f"/read {path}", chat)
+    assert chat.attached == "Once upon a time."
     execute("/read none", chat)
-    assert chat.question("who?") == "who?"
+    assert not chat.attached
 
 
 def test_what_cannot_be_read_is_said(chat: ChatState, tmp_path: Path) -> None:
@@ -175,7 +174,22 @@ def test_what_cannot_be_read_is_said(chat: ChatState, tmp_path: Path) -> None:
     for name, words in {**cases, "empty": "is empty", "large": "at most"}.items():
         with pytest.raises(SettingsError, match=words):
             execute(f"/read {tmp_path / name}", chat)
+    for path, words in (("~no-such-user/x", "no home folder"), ("a\0b", "has a NUL in it")):
+        with pytest.raises(SettingsError, match=words):
+            execute(f"/read {path}", chat)
     assert not chat.attached
+
+
+def test_an_edited_question_that_is_no_text_is_kept(
+    talk: ChatState, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    editor(tmp_path, monkeypatch, r"printf 'long work\377' > $1")
+    with pytest.raises(SettingsError, match=r"not UTF-8 .*kept in") as caught:
+        execute("/edit", talk)
+    (kept,) = tmp_path.glob("clover-local-*")
+    assert str(kept) in str(caught.value)
+    assert kept.read_bytes() == b"long work\xff"
 
 
 def test_copy_sends_the_answer_to_the_terminal(
@@ -200,3 +214,5 @@ def test_files_and_folders_are_completed(tmp_path: Path) -> None:
     assert list(paths(f"{tmp_path}/f")) == [f"{tmp_path}/folder/"]
     assert f"{tmp_path}/.hidden" not in list(paths(f"{tmp_path}/"))
     assert list(paths(f"{tmp_path}/absent/x")) == []
+    assert list(paths("~no-such-user/x")) == []
+    assert list(paths("a\0b/x")) == []
