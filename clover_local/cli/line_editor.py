@@ -16,6 +16,7 @@ from clover_local.cli import console, failures
 from clover_local.cli.editor import edited
 from clover_local.cli.lines import unquote
 from clover_local.errors import CloverError
+from clover_local.files import require_file
 
 Choices = Mapping[str, Sequence[str] | Callable[[str], Iterable[str]]]
 """Per command the values that may follow it, or what finds those that begin with a text."""
@@ -86,7 +87,8 @@ def _history() -> History:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.touch(mode=0o600)
-        path.open("a").close()
+        require_file(path)  # a pipe would block, a device might never end
+        path.open("a+").close()
     except OSError as error:
         console.note(f"note: no history is kept: {path}: {error.strerror}")
         return InMemoryHistory()

@@ -1,5 +1,6 @@
 """The input line: completion, history, keys (by prompt_toolkit's own pipe input)."""
 
+import os
 import stat
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -122,6 +123,23 @@ def test_a_place_that_cannot_be_written_is_no_obstacle(
     state: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     state.write_text("a file where a folder should be")
+    with create_pipe_input() as keys, create_app_session(input=keys, output=DummyOutput()):
+        keys.send_text("hello\r")
+        assert LineEditor(CHOICES).read() == "hello"
+    assert "no history is kept" in capsys.readouterr().err
+
+
+@pytest.mark.skipif(os.name != "posix", reason="needs named pipes")
+@pytest.mark.parametrize("kind", ["pipe", "device"])
+def test_a_history_without_an_end_is_none(
+    state: Path, capsys: pytest.CaptureFixture[str], kind: str
+) -> None:
+    path = history_path()
+    path.parent.mkdir(parents=True)
+    if kind == "pipe":
+        os.mkfifo(path)
+    else:
+        path.symlink_to("/dev/zero")
     with create_pipe_input() as keys, create_app_session(input=keys, output=DummyOutput()):
         keys.send_text("hello\r")
         assert LineEditor(CHOICES).read() == "hello"
