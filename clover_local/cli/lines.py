@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator
 from typing import BinaryIO
 
+from clover_local.cli.prompts import LARGEST
 from clover_local.errors import SettingsError
 
 QUOTES = '"""'
@@ -23,10 +24,18 @@ def questions(stream: BinaryIO, before_line: Callable[[], None] = lambda: None) 
     """The questions in a pipe, in order; quotes that are open at its end are closed there.
 
     Bytes that are no UTF-8 become surrogates, as a terminal's do: see `require_unicode`.
+
+    Raises:
+        SettingsError: a question of more than `LARGEST` bytes; no more is read.
     """
     pending = ""
     before_line()
-    while line := stream.readline():
+    while line := stream.readline(LARGEST + 1):
+        if len(pending) + len(line) > LARGEST:
+            raise SettingsError(
+                f"stdin has a question of more than {LARGEST:,} bytes, what follows was not read: "
+                "shorten it"
+            )
         pending += line.decode(errors="surrogateescape").removeprefix(BYTE_ORDER_MARK)
         question = unquote(pending)
         if question is not None:
