@@ -1,15 +1,20 @@
 """The slash commands of `clover-local chat`: what each is for, and the small ones."""
 
 import difflib
+import reprlib
 from dataclasses import asdict
 
 from clover_local.cli import console, sessions, setting, thinking, turns
+from clover_local.cli.heat import HEAT, NAMES
 from clover_local.cli.preferences import THINKING, WATCH
 from clover_local.cli.status import offload_rows, size, stats_rows
-from clover_local.cli.talk import ChatState, SlashCommand, one_of
+from clover_local.cli.talk import ChatState, SlashCommand, as_count, one_of
 from clover_local.decoding.keys import MODES
 from clover_local.decoding.settings import Place
 from clover_local.errors import SettingsError
+
+WITHOUT_WEIGHTS = ("/exit", "/help", "/model", "/save", "/sessions")
+"""Commands that also run where an exchange of the model has left none in memory."""
 
 
 def execute(line: str, chat: ChatState) -> None:
@@ -25,6 +30,8 @@ def execute(line: str, chat: ChatState) -> None:
     command, argument = COMMANDS[name], argument.strip()
     if argument and " " not in command.usage:
         raise SettingsError(f"{name} takes nothing after it: {argument!r} is too much")
+    if name not in WITHOUT_WEIGHTS:
+        chat.restore()
     command.run(chat, argument)
 
 
@@ -83,9 +90,10 @@ def _cache(chat: ChatState, argument: str) -> None:
         console.text("every expert is on the device: there is no cache")
         return
     if argument:
-        if not argument.replace(",", "").isdigit():
-            raise SettingsError(f"/cache takes a number of slots, not {argument!r}")
-        experts.resize(int(argument.replace(",", "")))
+        slots = as_count(argument)
+        if slots is None:
+            raise SettingsError(f"/cache takes a number of slots, not {reprlib.repr(argument)}")
+        experts.resize(slots)
         stats = experts.stats()
     if stats is not None:
         console.show_table("Experts on the device", offload_rows(stats))
@@ -125,7 +133,11 @@ COMMANDS: dict[str, SlashCommand] = {
         "a text before the next question; `none`: no",
         turns.read,
         turns.paths,
-        more=("Several files go in the order read; without FILE: how much waits.",),
+        more=(
+            "Type your question after it: the model gets the text of the file first, then the",
+            "question. It goes with one question only, and waits if that one fails.",
+            "Several files go in the order read; without FILE: how much waits.",
+        ),
     ),
     "/copy": SlashCommand("/copy", "the last answer to the clipboard (OSC 52)", turns.copy),
     "/save": SlashCommand(
@@ -157,7 +169,14 @@ COMMANDS: dict[str, SlashCommand] = {
     ),
     "/stats": SlashCommand("/stats", "speed of the last answer, size of the state", _stats),
     "/cache": SlashCommand(
-        "/cache [N]", "the experts on the device; with N: so many slots from now on", _cache
+        "/cache [N]",
+        "the experts on the device; with N: so many slots from now on",
+        _cache,
+        more=(
+            "The model has many experts (parts of its weights), and each token uses a few. A slot",
+            "is the room of one expert on the device. More slots take more memory and wait less",
+            "for experts from the host's. Every layer has its share; the text stays the same.",
+        ),
     ),
     "/think": SlashCommand(
         "/think on|off|auto|N",
@@ -175,18 +194,36 @@ COMMANDS: dict[str, SlashCommand] = {
         "what the last answer thought; or show it dimmed, or folded to a line",
         thinking.thinking,
         THINKING,
+        more=(
+            "Thinking is what a model writes for itself before the answer; /think turns it on.",
+            "show: it appears, dimmed, above the answer. fold: one line says how much there was.",
+            "/thinking alone prints all that the last answer thought.",
+        ),
     ),
     "/mode": SlashCommand(
         "/mode denoise|ar|draft|auto",
         "block diffusion, one token a forward, verified drafts, or the fastest of these",
         setting.mode,
         MODES,
+        more=(
+            "denoise: a block of tokens begins masked and is filled in over a few passes.",
+            "ar: one token after the other, each from one forward, as other models write.",
+            "draft: tokens are guessed ahead, and kept where ar would have written them too.",
+            "auto: measures these while it answers, and goes on with the fastest.",
+        ),
     ),
     "/watch": SlashCommand(
         "/watch off|block|heat",
         "the active block: hidden, shown, coloured by confidence",
         _watch,
         WATCH,
+        more=(
+            "The active block is the part of the answer that is still being filled in (`/mode`).",
+            "off: text appears when it is final. block: the block shows, masks and all.",
+            "heat: its tokens are coloured by how sure the model is: "
+            + ", ".join(f"{NAMES[code]} {bound}" for _, code, bound in HEAT)
+            + ".",
+        ),
     ),
     "/exit": SlashCommand("/exit", "leave (so does Ctrl-D)", _exit),
 }

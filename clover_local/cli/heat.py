@@ -8,6 +8,9 @@ HEAT = (
     (0.0, "31", "below"),
 )
 
+NAMES = {"31": "red", "32": "green", "33": "yellow", "36": "cyan"}
+"""What a person calls these colours."""
+
 
 def colour(confidence: float) -> str:
     """SGR style of a token with this confidence."""

@@ -45,6 +45,33 @@ def orderly_end() -> Iterator[None]:
 
 
 @contextmanager
+def interrupts_dropped() -> Iterator[None]:
+    """Within it Ctrl-C does nothing, apart from where `interrupts_heard` says so."""
+    with _handled(lambda signal_number, frame: None):  # of its own: SIG_IGN would be inherited
+        yield
+
+
+@contextmanager
+def interrupts_heard() -> Iterator[None]:
+    """Within it Ctrl-C is KeyboardInterrupt."""
+    with _handled(signal.default_int_handler):
+        yield
+
+
+@contextmanager
+def _handled(handler: Callable[[int, FrameType | None], None]) -> Iterator[None]:
+    before = signal.getsignal(signal.SIGINT)
+    if before is signal.SIG_IGN:  # a shell's background job: Ctrl-C is meant for others
+        yield
+        return
+    signal.signal(signal.SIGINT, handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+@contextmanager
 def single_interrupt() -> Iterator[None]:
     """Within it, the first Ctrl-C raises KeyboardInterrupt and later ones do nothing."""
 

@@ -2,11 +2,11 @@
 
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 
 from clover_local.chat import AnswerStream, Piece
 from clover_local.cli import commands, console, failures
-from clover_local.cli.interrupt import follow
+from clover_local.cli.interrupt import follow, interrupts_dropped, interrupts_heard
 from clover_local.cli.lines import questions, require_unicode
 from clover_local.cli.live import AnswerView
 from clover_local.cli.status import advice_line, ending, status_line
@@ -14,7 +14,6 @@ from clover_local.cli.talk import ChatState
 from clover_local.cli.writer import Writer
 from clover_local.decoding.auto.spectator import Spectator
 from clover_local.decoding.events import Event, PassDone, PromptProgress
-from clover_local.errors import CloverError
 
 
 def converse(chat: ChatState) -> None:
@@ -23,25 +22,27 @@ def converse(chat: ChatState) -> None:
 
     chat.show = show_live
     editor = LineEditor({name: command.choices for name, command in commands.COMMANDS.items()})
-    while True:
-        try:
-            line = editor.read()
-        except KeyboardInterrupt:
-            continue  # the line is dropped
-        except EOFError:
-            return
-        try:
-            require_unicode(line, "what was typed")
-            if line.startswith("/"):
-                commands.execute(line, chat)
-            elif line.strip():
-                chat.answer(chat.conversation.ask(chat.question(line)))
-        except KeyboardInterrupt:
-            continue
-        except EOFError:
-            return
-        except Exception as error:  # also a full disk or memory: the conversation lives on
-            failures.report(error)
+    with interrupts_dropped():  # a Ctrl-C between two lines has nothing to stop
+        while True:
+            try:
+                line = editor.read()
+                with interrupts_heard():
+                    _take(line, chat, "what was typed")
+            except KeyboardInterrupt:
+                continue  # the line is dropped, or what it began
+            except EOFError:
+                return
+            except Exception as error:  # also a full disk or memory: the conversation lives on
+                failures.report(error)
+
+
+def _take(line: str, chat: ChatState, source: str) -> None:
+    """Runs the command, or answers the question, that a line is."""
+    require_unicode(line, source)
+    if line.startswith("/"):
+        commands.execute(line, chat)
+    elif line.strip():
+        chat.answer(chat.ask(line))
 
 
 def converse_plainly(chat: ChatState) -> bool:
@@ -55,23 +56,32 @@ def converse_plainly(chat: ChatState) -> bool:
     all_well, chat.show = True, show_plainly
     person = sys.stdin.isatty()
     before_line = (lambda: console.aside("> ")) if person else (lambda: None)
-    for line in questions(sys.stdin.buffer, before_line):
-        try:
-            require_unicode(line, "stdin")
-            if line.startswith("/"):
-                commands.execute(line, chat)
-            elif line.strip():
-                answer_plainly(chat, line)
-        except EOFError:
-            break
-        except CloverError as error:
-            console.error(str(error))
-            all_well = False
-        except KeyboardInterrupt:
-            if not person:
-                raise
-            console.note("stopped")
-    return all_well
+    quietly, heard = (
+        (interrupts_dropped, interrupts_heard) if person else (nullcontext, nullcontext)
+    )
+    lines = questions(sys.stdin.buffer, before_line)
+    with quietly():
+        while True:
+            line = None
+            try:
+                with heard():
+                    line = next(lines, None)
+                    if line is None:
+                        return all_well
+                    _take(line, chat, "stdin")
+            except EOFError:
+                return all_well
+            except KeyboardInterrupt:
+                if not person:
+                    raise
+                if line is None:  # what was typed of it is dropped
+                    console.aside("\n")
+                    lines = questions(sys.stdin.buffer, before_line)
+                else:
+                    console.note("stopped")
+            except Exception as error:  # the lines after it are answered all the same
+                failures.report(error)
+                all_well = False
 
 
 def show_live(chat: ChatState, events: AnswerStream) -> None:
@@ -110,7 +120,7 @@ def show_live(chat: ChatState, events: AnswerStream) -> None:
 
 def answer_plainly(chat: ChatState, question: str) -> None:
     """Asks, and shows the answer plainly."""
-    show_plainly(chat, chat.conversation.ask(chat.question(question)))
+    show_plainly(chat, chat.ask(question))
 
 
 def show_plainly(chat: ChatState, events: AnswerStream) -> None:

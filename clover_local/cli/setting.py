@@ -1,6 +1,7 @@
 """Settings while a chat runs: /set, /show, /mode."""
 
 import difflib
+import reprlib
 from collections.abc import Iterator
 
 from clover_local.cli import console, effects
@@ -14,6 +15,8 @@ from clover_local.errors import SettingsError
 RESET = "default"
 CHAT_KEYS = ("system", "think", "thinking", "watch", "model", "context", "device", "dtype")
 """What `/show` has besides `KEYS`."""
+COMMAND_KEYS = CHAT_KEYS[:5]
+"""Of these what a command of the same name changes."""
 
 
 def set_(chat: ChatState, argument: str) -> None:
@@ -22,7 +25,7 @@ def set_(chat: ChatState, argument: str) -> None:
     if not key:
         _show_changed(chat)
         return
-    name = known_key(key)
+    name = _known(key)
     if not value.strip():
         _describe(chat, name)
         return
@@ -59,7 +62,21 @@ def show(chat: ChatState, argument: str) -> None:
     near = difflib.get_close_matches(argument, [*KEYS, *CHAT_KEYS], n=1, cutoff=0.8)
     if near and near[0] in CHAT_KEYS:
         raise SettingsError(f"unknown setting {argument!r}: did you mean {near[0]}?")
-    _describe(chat, known_key(argument))
+    _describe(chat, _known(argument))
+
+
+def _known(name: str) -> str:
+    """The key that is meant; where none is near, `/show` has them all in a table.
+
+    Raises:
+        SettingsError: none.
+    """
+    if name in COMMAND_KEYS:
+        raise SettingsError(f"{name} is no setting of the decoding: /{name} changes it")
+    key = name.removeprefix("--").replace("-", "_")
+    if not difflib.get_close_matches(key, KEYS, n=1):
+        raise SettingsError(f"unknown setting {reprlib.repr(name)}: /show lists the keys")
+    return known_key(name)
 
 
 def _rows(chat: ChatState) -> list[tuple[str, str, str]]:

@@ -1,5 +1,6 @@
 """A running chat, and what a slash command is."""
 
+import reprlib
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import TypeVar
@@ -12,6 +13,7 @@ from clover_local.errors import SettingsError
 from clover_local.session import OpenModel, Session
 
 Word = TypeVar("Word", bound=str)
+LONGEST_COUNT = 18  # digits
 
 
 @dataclass
@@ -33,6 +35,27 @@ class ChatState:
     load: Callable[[OpenModel, ResolvedSettings], Session] | None = None
     """Loads the weights of another model, with the flags of this chat."""
 
+    gone: OpenModel | None = None
+    """The model that another one should have replaced; `restore` loads its weights again."""
+
+    @property
+    def opened(self) -> OpenModel:
+        """The files of the model that answers."""
+        return self.gone or self.session.opened
+
+    def unload(self) -> None:
+        """Lets go of the weights, whose memory another model takes."""
+        if self.gone is None:
+            self.gone = self.session.opened
+            del self.session, self.conversation.generator
+
+    def restore(self) -> None:
+        """Loads the weights again that `unload` let go, and no other model has replaced."""
+        if self.gone is not None and self.load is not None:
+            self.session = self.load(self.gone, self.resolved)
+            self.conversation.generator = self.session.generator
+            self.gone = None
+
     def use(self, resolved: ResolvedSettings) -> None:
         """Makes these the settings of the next answer."""
         self.resolved = resolved
@@ -47,10 +70,24 @@ class ChatState:
             pass
         self.last = self.conversation.generator.result
 
-    def question(self, text: str) -> str:
-        """A question with what was attached to it, which is used up."""
-        attached, self.attached = self.attached, ""
-        return f"{attached}\n\n{text}" if attached else text
+    def ask(self, question: str) -> AnswerStream:
+        """Asks a question with what was attached to it.
+
+        The attachment is used up by a question that stays in the conversation. Errors as
+        `Conversation.ask`.
+        """
+        self.restore()
+        return self._asked(question)
+
+    def _asked(self, question: str) -> AnswerStream:
+        attached, before = self.attached, len(self.conversation.messages)
+        self.attached = ""
+        try:
+            text = f"{attached}\n\n{question}" if attached else question
+            yield from self.conversation.ask(text)
+        finally:
+            if len(self.conversation.messages) == before:
+                self.attached = attached
 
 
 @dataclass(frozen=True)
@@ -68,6 +105,12 @@ class SlashCommand:
     more: tuple[str, ...] = ()
 
 
+def as_count(argument: str) -> int | None:
+    """The number of things that `argument` is, `1,000` also; None: none that anybody has."""
+    digits = argument.replace(",", "")
+    return int(digits) if digits.isdecimal() and len(digits) <= LONGEST_COUNT else None
+
+
 def one_of(choices: tuple[Word, ...], argument: str, *, command: str) -> Word:
     """The one of `choices` that `argument` is.
 
@@ -77,4 +120,4 @@ def one_of(choices: tuple[Word, ...], argument: str, *, command: str) -> Word:
     for word in choices:
         if word == argument:
             return word
-    raise SettingsError(f"{command} takes {', '.join(choices)}, not {argument!r}")
+    raise SettingsError(f"{command} takes {', '.join(choices)}, not {reprlib.repr(argument)}")

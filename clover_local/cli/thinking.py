@@ -1,9 +1,11 @@
 """How much a model thinks, and how much of it is seen: /think, /thinking."""
 
+import reprlib
+
 from clover_local.cli import console
 from clover_local.cli.budget import budget, limit, require_end
 from clover_local.cli.preferences import THINKING
-from clover_local.cli.talk import ChatState, one_of
+from clover_local.cli.talk import ChatState, as_count, one_of
 from clover_local.decoding.settings import Place, resolve
 from clover_local.errors import SettingsError
 
@@ -21,19 +23,20 @@ def think(chat: ChatState, argument: str) -> None:
 
 
 def _change(chat: ChatState, argument: str) -> None:
-    tokens = argument.replace(",", "")
-    if not tokens.isdecimal():
+    tokens = as_count(argument)
+    if tokens is None:
         if argument not in THINK:
             raise SettingsError(
-                f"/think takes {', '.join(THINK)}, or a number of tokens, not {argument!r}"
+                f"/think takes {', '.join(THINK)}, or a number of tokens, "
+                f"not {reprlib.repr(argument)}"
             )
         _lift(chat)
         chat.conversation.thinking = THINK[argument]
         return
-    if int(tokens) == 0:
+    if tokens == 0:
         raise SettingsError("/think 0 leaves no token to think with: /think off does not think")
     require_end(chat.resolved.settings.think_end_token_id, f"/think {argument}")
-    chat.use(chat.resolved.with_values(budget(int(tokens)), source=Place.THINK))
+    chat.use(chat.resolved.with_values(budget(tokens), source=Place.THINK))
     chat.conversation.thinking = True
 
 

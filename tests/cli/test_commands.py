@@ -46,6 +46,7 @@ def test_exit_ends_like_the_end_of_input(chat: ChatState) -> None:
         ("/think maybe", "on, off, auto"),
         ("/think 0", "leaves no token"),
         ("/think -5", "number of tokens"),
+        ("/think " + "9" * 5000, "number of tokens"),
         ("/thinking hide", "show, fold"),
         ("/show thinkng", "did you mean thinking"),
         ("/show treshold", "did you mean threshold"),
@@ -108,7 +109,12 @@ def test_cache_shows_what_it_did_and_changes_its_size(
         assert words in said
     assert "expert misses" in say("/stats", chat, capsys)
     assert "20, of these" in say("/cache 20", chat, capsys)
-    for line, words in (("/cache 99", "4 to 32"), ("/cache many", "a number of slots")):
+    for line, words in (
+        ("/cache 99", "4 to 32"),
+        ("/cache many", "a number of slots"),
+        ("/cache ²", "a number of slots"),
+        ("/cache " + "9" * 5000, "a number of slots"),
+    ):
         with pytest.raises(SettingsError, match=words):
             execute(line, chat)
 
@@ -117,6 +123,23 @@ def test_help_on_a_command_says_more(chat: ChatState, capsys: pytest.CaptureFixt
     assert "/set KEY default" in say("/help set", chat, capsys)
     assert say("/help /set", chat, capsys) == say("/help set", chat, capsys)
     assert all(command.help in say(f"/help {name}", chat, capsys) for name, command in ALL)
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("watch", ("green from 99 %", "red below", "masks")),
+        ("mode", ("denoise: ", "ar: ", "draft: ", "auto: ")),
+        ("cache", ("A slot",)),
+        ("read", ("waits if that one fails",)),
+        ("thinking", ("fold: ",)),
+    ],
+)
+def test_help_explains_the_words_of_a_command(
+    chat: ChatState, capsys: pytest.CaptureFixture[str], name: str, words: tuple[str, ...]
+) -> None:
+    said = say(f"/help {name}", chat, capsys)
+    assert all(word in said for word in words)
 
 
 def test_new_forgets_the_conversation(chat: ChatState, capsys: pytest.CaptureFixture[str]) -> None:

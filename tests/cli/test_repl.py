@@ -26,24 +26,29 @@ def pipe(monkeypatch: pytest.MonkeyPatch, content: bytes) -> None:
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(content), encoding="utf-8"))
 
 
-@pytest.fixture
-def terminal(golden_folder: Path, tmp_path: Path) -> Iterator[Any]:
-    """`clover-local chat` on the golden model, at its first prompt."""
+def spawned(folder: Path, state: Path, kind: str) -> Any:
+    """`clover-local chat` on a terminal of this kind."""
     environment = {
         **os.environ,
-        "XDG_STATE_HOME": str(tmp_path),
-        "TERM": "xterm-256color",
+        "XDG_STATE_HOME": str(state),
+        "TERM": kind,
         "PROMPT_TOOLKIT_NO_CPR": "1",
         "OMP_NUM_THREADS": "1",
     }
-    child = pexpect.spawn(
+    return pexpect.spawn(
         sys.executable,
-        ["-m", "clover_local", "chat", str(golden_folder), "--max-new-tokens", "33"],
+        ["-m", "clover_local", "chat", str(folder), "--max-new-tokens", "33"],
         env=environment,
         encoding="utf-8",
         dimensions=(24, 80),
         timeout=60,
     )
+
+
+@pytest.fixture
+def terminal(golden_folder: Path, tmp_path: Path) -> Iterator[Any]:
+    """`clover-local chat` on the golden model, at its first prompt."""
+    child = spawned(golden_folder, tmp_path, "xterm-256color")
     child.expect_exact(READY)
     yield child
     child.close(force=True)
@@ -107,7 +112,7 @@ def test_a_person_goes_back_and_keeps_the_conversation(
     enter("/read none", "nothing goes before")
     enter("/save talk", "saved")
     enter("/undo", "taken back: hello")
-    enter("/undo", "nothing was asked yet")
+    enter("/undo", "no question left")
     enter("/load talk", "talk: 1 turns")
     for typed, completed in (("/lo\t", "ad"), (" ta\t", "lk")):  # the command, the session
         terminal.send(typed)
@@ -118,6 +123,51 @@ def test_a_person_goes_back_and_keeps_the_conversation(
     (tmp_path / "clover-local" / "sessions" / "talk.json").write_text("{", encoding="utf-8")
     enter("/load talk", "no session, or damaged")
     enter("/sessions", r"talk[^\r]*damaged")
+
+
+@pytest.mark.skipif(os.name != "posix", reason="needs a pseudo-terminal")
+def test_ctrl_c_drops_the_line_of_a_plain_terminal_too(golden_folder: Path, tmp_path: Path) -> None:
+    child = spawned(golden_folder, tmp_path, "dumb")
+    child.expect_exact("> ")
+    for _ in range(3):
+        child.send("half a line" + CTRL_C)
+        child.expect_exact("> ")
+    child.sendline("/think 0")
+    child.expect_exact("leaves no token")
+    child.expect_exact("> ")
+    child.sendline("/exit")
+    child.expect(pexpect.EOF)
+    child.close()
+    assert child.exitstatus == 1  # a command failed
+
+
+@pytest.mark.skipif(os.name != "posix", reason="needs signals")
+def test_a_ctrl_c_between_two_lines_stops_nothing(
+    chat: ChatState, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    heard = list[str]()
+
+    class Editor:
+        def __init__(self, choices: object) -> None: ...
+
+        def read(self) -> str:
+            os.kill(os.getpid(), signal.SIGINT)
+            if len(heard) == 2:
+                raise EOFError
+            return "/stats"
+
+    def command(line: str, chat: ChatState) -> None:
+        heard.append(line)
+        os.kill(os.getpid(), signal.SIGINT)
+        pytest.fail("a command hears it")
+
+    before = signal.getsignal(signal.SIGINT)
+    monkeypatch.setattr("clover_local.cli.line_editor.LineEditor", Editor)
+    monkeypatch.setattr("clover_local.cli.commands.execute", command)
+    repl.converse(chat)
+    assert heard == ["/stats", "/stats"]
+    assert signal.getsignal(signal.SIGINT) is before
+    assert "".join(capsys.readouterr()) == ""
 
 
 @pytest.mark.skipif(os.name != "posix", reason="needs a pseudo-terminal")
@@ -151,6 +201,31 @@ def test_a_question_that_fails_leaves_the_next_ones_alone(
     assert outcome.err.count("error: ") == 2
     assert "context holds 128" in outcome.err
     assert [message["content"] for message in chat.conversation.messages[:1]] == ["short"]
+
+
+def test_a_line_that_fails_unexpectedly_leaves_the_next_ones_alone(
+    chat: ChatState, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(*arguments: object) -> None:
+        raise ValueError("nobody thought of it")
+
+    monkeypatch.setattr("clover_local.cli.commands.asdict", fail)
+    pipe(monkeypatch, b"/stats\n/read a\0b\nshort\n")
+    assert not repl.converse_plainly(chat)
+    first, second, _ = capsys.readouterr().err.splitlines()
+    assert "unexpected ValueError: nobody thought of it" in first
+    assert second.startswith("error: 'a\\x00b' is no path")
+    assert chat.conversation.last_question == "short"
+
+
+def test_a_line_without_an_end_is_one_error(
+    chat: ChatState, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("clover_local.cli.lines.LARGEST", 100)
+    pipe(monkeypatch, b"short\n" + b"x" * 1000)
+    assert not repl.converse_plainly(chat)
+    assert capsys.readouterr().err.count("error: ") == 1
+    assert chat.conversation.last_question == "short"
 
 
 def test_thinking_goes_to_stderr_in_plain_text(

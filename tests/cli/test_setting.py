@@ -86,6 +86,20 @@ def test_a_bound_beyond_any_use_is_named_only_where_it_is_passed(
         execute(f"/set seed {2**64}", chat)
 
 
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("/set foo 3", "unknown setting 'foo': /show lists the keys"),
+        ("/show foo", "unknown setting 'foo': /show lists the keys"),
+        ("/set watch off", "/watch changes it"),
+    ],
+)
+def test_a_key_that_is_none_is_answered_in_one_line(chat: ChatState, line: str, words: str) -> None:
+    with pytest.raises(SettingsError, match=words) as caught:
+        execute(line, chat)
+    assert len(str(caught.value)) < 80
+
+
 def test_set_alone_lists_what_was_changed(
     chat: ChatState, capsys: pytest.CaptureFixture[str]
 ) -> None:
