@@ -8,6 +8,7 @@ import gc
 import json
 import os
 import re
+import stat
 import tempfile
 from contextlib import suppress
 from datetime import datetime
@@ -15,17 +16,26 @@ from pathlib import Path
 from typing import Any
 
 from clover_local.chat import Conversation
-from clover_local.cli import console, start
+from clover_local.cli import console, failures, start
 from clover_local.cli.preferences import THINKING, WATCH, ThinkingView, Watch
 from clover_local.cli.prompts import messages as ask
 from clover_local.cli.talk import ChatState, one_of
 from clover_local.cli.turns import paths
 from clover_local.decoding.settings import Place, ResolvedSettings, is_asked, is_given, resolve
 from clover_local.errors import SessionError, SettingsError
-from clover_local.files import as_flag, as_object, as_text, as_token_ids, require_file
+from clover_local.files import (
+    as_flag,
+    as_object,
+    as_text,
+    as_token_ids,
+    require_file,
+    user_path,
+)
 from clover_local.hub import DEMO
 
 VERSION = 1
+LONGEST_NAME = 200
+"""Bytes of a name: a file's may have 255, and the one that is written first has a longer name."""
 _NAME = re.compile(r"\w[\w.-]{0,99}")
 
 
@@ -46,17 +56,21 @@ def save(chat: ChatState, argument: str) -> None:
     content = {
         "clover_local_session": VERSION,
         "saved": datetime.now().astimezone().isoformat(timespec="seconds"),
-        "model": chat.session.opened.name,
+        "model": chat.opened.name,
         "system": talk.system,
         "thinking": talk.thinking,
         "messages": talk.messages,
-        "token_ids": list(talk.generator.state.committed.tokens),
+        "token_ids": [] if chat.gone else list(talk.generator.state.committed.tokens),
         "settings": _given(chat.resolved),
         "view": {"thinking": chat.thinking, "watch": chat.watch},
     }
     try:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        existed = path.exists()
+        existed = os.path.lexists(path)
+        if existed and not stat.S_ISREG(path.lstat().st_mode):
+            raise SessionError(
+                f"{path} is no regular file, and stays as it is: /save under another name"
+            )
         _replace(path, json.dumps(content, indent=1) + "\n")
     except OSError as error:
         raise SessionError(
@@ -69,9 +83,12 @@ def load(chat: ChatState, argument: str) -> None:
     """Goes on with a saved conversation; what was said since is forgotten."""
     path, talk = _path("/load", argument), chat.conversation
     content = _read(path)
-    opened = chat.session.opened
+    opened = chat.opened
     source = f"session {argument}"
-    chat.use(resolve(opened.config, opened.generation, content["settings"], source=source))
+    try:
+        chat.use(resolve(opened.config, opened.generation, content["settings"], source=source))
+    except SettingsError as error:
+        raise SessionError(f"{path}: {error} (in its settings: mend it there)") from None
     talk.messages = content["messages"]
     talk.system, talk.thinking = content["system"], content["thinking"]
     chat.sources |= dict.fromkeys(("system", "think"), source)
@@ -105,6 +122,7 @@ def model(chat: ChatState, argument: str) -> None:
     """Says which model answers, or goes on with another one."""
     if argument:
         switch(chat, argument)
+    chat.restore()
     session = chat.session
     console.text(f"model: {session.opened.name} ({session.opened.folder})")
     console.text(f"{session.device} in {session.dtype}, context {session.context}")
@@ -115,13 +133,15 @@ def switch(chat: ChatState, name: str) -> None:
 
     Raises:
         SettingsError: this chat cannot load one.
-        CloverError: the other model cannot be used; the one before is still there, or again.
+        CloverError: the other model cannot be used; the one before is still there, or again, or
+            `chat.restore` has it again when it is needed.
     """
+    user_path(name)
     if chat.load is None:
         raise SettingsError("/model NAME needs `clover-local chat`: start it with that model")
     import torch
 
-    talk, before = chat.conversation, (chat.session.opened, chat.resolved)
+    talk = chat.conversation
     opened, resolved = start.open_model(
         name,
         _given(chat.resolved),
@@ -132,21 +152,35 @@ def switch(chat: ChatState, name: str) -> None:
     history = talk.messages or ask("Hello", system=talk.system)
     opened.tokenizer.render(history, enable_thinking=talk.thinking)
     chat.last = None
-    del chat.session, talk.generator  # its memory is what the other one takes
+    chat.unload()  # its memory is what the other one takes
     gc.collect()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
     try:
-        chat.session, chat.resolved = chat.load(opened, resolved), resolved
+        session = chat.load(opened, resolved)
     except BaseException:
-        chat.session = chat.load(*before)
-        talk.generator = chat.session.generator
+        _bring_back(chat)
         raise
-    chat.sources["model"] = Place.MODEL
-    chat.conversation = Conversation(
-        opened.tokenizer, chat.session.generator, system=talk.system, thinking=talk.thinking
+    conversation = Conversation(
+        opened.tokenizer, session.generator, system=talk.system, thinking=talk.thinking
     )
-    chat.conversation.messages = talk.messages
+    conversation.messages = talk.messages
+    chat.session, chat.conversation, chat.resolved = session, conversation, resolved
+    chat.gone = None
+    chat.sources["model"] = Place.MODEL
+
+
+def _bring_back(chat: ChatState) -> None:
+    """Loads the model from before; where that fails or is stopped, says when it comes back."""
+    try:
+        chat.restore()
+    except (Exception, KeyboardInterrupt) as error:
+        if not isinstance(error, KeyboardInterrupt):
+            failures.report(error)
+        console.note(
+            f"note: no model is in memory; your next question loads {chat.opened.name} again, "
+            "/model NAME another one, and /save works meanwhile"
+        )
 
 
 def models(typed: str) -> list[str]:
@@ -168,6 +202,11 @@ def _path(command: str, name: str) -> Path:
     if not _NAME.fullmatch(name):
         raise SettingsError(
             f"{command} takes a name of letters, digits, `.`, `-` and `_`, such as {command} maths"
+        )
+    if len(name.encode()) > LONGEST_NAME:
+        raise SettingsError(
+            f"the name has {len(name.encode())} bytes of UTF-8, {command} takes {LONGEST_NAME}: "
+            "take a shorter one"
         )
     return folder() / f"{name}.json"
 
@@ -200,9 +239,9 @@ def _read(path: Path) -> dict[str, Any]:
         system, thinking = content["system"], content["thinking"]
         as_token_ids(content["token_ids"])
         return {
-            "saved": as_text(content["saved"]),
-            "model": as_text(content["model"]),
-            "system": None if system is None else as_text(system),
+            "saved": _text(content["saved"]),
+            "model": _text(content["model"]),
+            "system": None if system is None else _text(system),
             "thinking": None if thinking is None else as_flag(thinking),
             "messages": _messages(content["messages"]),
             "settings": as_object(content["settings"]),
@@ -235,5 +274,11 @@ def _messages(value: Any) -> list[Any]:
         role = ("user", "assistant")[index % 2]
         if as_object(message).keys() != {"role", "content"} or message["role"] != role:
             raise ValueError(f"message {index} is none of {role}")
-        as_text(message["content"])
+        _text(message["content"])
     return value
+
+
+def _text(value: Any) -> str:
+    """A text that UTF-8 has, as no half of a surrogate pair does."""
+    as_text(value).encode()
+    return str(value)

@@ -96,6 +96,7 @@ def damaged() -> dict[str, Any]:
         "half a turn": lambda text: text.replace('"messages": [', '"messages": [{},'),
         "key": lambda text: text.replace('"thinking"', '"thinkink"'),
         "view": lambda text: text.replace('"block"', '"telly"'),
+        "surrogate": lambda text: text.replace("hello", r"\ud800"),
         "ids": lambda text: text.replace('"token_ids": [', '"token_ids": ["x",'),
     }
 
@@ -116,6 +117,48 @@ def test_a_damaged_session_is_one_line_and_changes_nothing(
     capsys.readouterr()
     execute("/sessions", talk)
     assert "one  damaged" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("value", ['"x"', "[]", "{}", "true", "-1", "1e999"])
+def test_a_setting_that_is_none_names_the_file_and_changes_nothing(
+    talk: ChatState, value: str
+) -> None:
+    execute("/set threshold 0.5", talk)
+    execute("/save one", talk)
+    path = sessions.folder() / "one.json"
+    text = path.read_text(encoding="utf-8")
+    assert '"threshold": 0.5' in text
+    path.write_text(text.replace('"threshold": 0.5', f'"threshold": {value}'), encoding="utf-8")
+    before = talk.resolved
+    with pytest.raises(SessionError, match=rf"{path}: threshold is .*mend it there"):
+        execute("/load one", talk)
+    assert talk.resolved is before
+
+
+def test_a_name_is_as_long_as_a_file_name_may_be(talk: ChatState) -> None:
+    execute(f"/save {'漢' * 66}", talk)
+    with pytest.raises(SettingsError, match="300 bytes of UTF-8, /save takes 200"):
+        execute(f"/save {'漢' * 100}", talk)
+
+
+@pytest.mark.skipif(os.name != "posix", reason="needs links and named pipes")
+@pytest.mark.parametrize("kind", ["link", "dangling", "pipe", "folder"])
+def test_what_is_no_regular_file_is_not_replaced(
+    talk: ChatState, tmp_path: Path, kind: str
+) -> None:
+    execute("/save other", talk)
+    path = sessions.folder() / "one.json"
+    if kind == "pipe":
+        os.mkfifo(path)
+    elif kind == "folder":
+        path.mkdir()
+    else:
+        path.symlink_to("other.json" if kind == "link" else "absent.json")
+    before = path.lstat()
+    with pytest.raises(SessionError, match="no regular file"):
+        execute("/save one", talk)
+    assert path.lstat() == before
+    assert sorted(os.listdir(path.parent)) == ["one.json", "other.json"]
 
 
 def test_a_session_without_a_view_leaves_it_as_it_is(talk: ChatState) -> None:
@@ -226,6 +269,54 @@ def test_where_another_model_fails_the_one_before_answers(
     assert talk.session.opened.folder != model_folder
     talk.answer(talk.conversation.ask("still there"))
     assert talk.last is not None and replace(talk.last).tokens
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, MemoryError])
+def test_where_the_one_before_cannot_come_back_either_the_conversation_is_whole(
+    talk: ChatState,
+    model_folder: Path,
+    capsys: pytest.CaptureFixture[str],
+    error: type[BaseException],
+) -> None:
+    def stopped(opened: OpenModel, resolved: ResolvedSettings) -> Session:
+        raise error
+
+    talk.load, messages, name = stopped, [*talk.conversation.messages], talk.opened.name
+    for _ in range(2):
+        with pytest.raises(error):
+            execute(f"/model {model_folder}", talk)
+        assert "your next question loads" in capsys.readouterr().err
+    execute("/help", talk)
+    execute("/save kept", talk)
+    with pytest.raises(error):
+        execute("/stats", talk)
+    talk.load = reload
+    execute("/load kept", talk)
+    assert talk.conversation.messages == messages
+    assert talk.session.opened.name == name
+    talk.answer(talk.ask("and now"))
+    assert len(talk.conversation.messages) == len(messages) + 2
+
+
+def test_another_model_may_come_where_none_is_in_memory(
+    talk: ChatState, model_folder: Path
+) -> None:
+    talk.unload()
+    talk.load = reload
+    execute(f"/model {model_folder}", talk)
+    assert talk.session.opened.folder == model_folder
+    assert talk.gone is None
+    talk.answer(talk.ask("and now"))
+    assert len(talk.conversation.messages) == 4
+
+
+def test_a_path_of_a_model_that_is_none_is_one_sentence(talk: ChatState) -> None:
+    talk.load = reload
+    with pytest.raises(SettingsError, match="NUL"):
+        execute("/model ~a\0/", talk)
+    with pytest.raises(CloverError, match="no home folder"):
+        execute("/model ~no-such-user/x", talk)
+    assert talk.gone is None
 
 
 def test_demo_folders_and_files_are_completed(tmp_path: Path) -> None:
