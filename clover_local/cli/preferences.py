@@ -37,7 +37,7 @@ def _text(expects: str, help: str) -> Key:
     def convert(value: object) -> str:
         if not isinstance(value, str):
             raise TypeError
-        if not value.strip():
+        if not value.strip() or "\0" in value:
             raise ValueError
         return value
 

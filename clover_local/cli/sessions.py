@@ -171,7 +171,7 @@ def switch(chat: ChatState, name: str) -> None:
 
 
 def _bring_back(chat: ChatState) -> None:
-    """Loads the model from before; where that fails or is stopped, says when it comes back."""
+    """Loads the model from before, and says so; where that fails too, how it comes back."""
     try:
         chat.restore()
     except (Exception, KeyboardInterrupt) as error:
@@ -181,6 +181,8 @@ def _bring_back(chat: ChatState) -> None:
             f"note: no model is in memory; your next question loads {chat.opened.name} again, "
             "/model NAME another one, and /save works meanwhile"
         )
+    else:
+        console.note(f"note: {chat.opened.name} answers again")
 
 
 def models(typed: str) -> list[str]:

@@ -95,6 +95,7 @@ MISTAKES = [
     ("quiet = 1", "quiet is 1: expected on or off"),
     ("context = 0", "context is 0: expected a whole number of 1 or more"),
     ("system = ''", "system is '': expected a text"),
+    (r'model = "~a\u0000/"', "model is '~a\\x00/': expected a folder"),
     ("seed = 2026-01-01", "seed is datetime.date"),
     ("[chat]\nseed = 1", "the unknown key 'chat'"),
     ("[seed]\nx = 1", "seed is a table: keys stand without one"),

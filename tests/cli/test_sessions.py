@@ -252,7 +252,7 @@ def test_what_another_model_does_not_obey_is_noted_by_the_name_that_was_typed(
 
 
 def test_where_another_model_fails_the_one_before_answers(
-    talk: ChatState, model_folder: Path
+    talk: ChatState, model_folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     talk.load = reload
     with pytest.raises(CloverError, match="no folder"):
@@ -267,6 +267,7 @@ def test_where_another_model_fails_the_one_before_answers(
     with pytest.raises(SettingsError, match="does not fit"):
         execute(f"/model {model_folder}", talk)
     assert talk.session.opened.folder != model_folder
+    assert f"{talk.opened.name} answers again" in capsys.readouterr().err
     talk.answer(talk.conversation.ask("still there"))
     assert talk.last is not None and replace(talk.last).tokens
 
