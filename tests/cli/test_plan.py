@@ -217,7 +217,7 @@ def test_what_does_not_fit_is_one_sentence_with_the_knobs(run: Run, real_folder:
     outcome = run("plan", str(real_folder), "--gpu", "4GB", *TARGET[2:])
     assert (outcome.code, outcome.out, outcome.err.count("\n")) == (1, "", 1)
     assert outcome.err.startswith("error: the model does not fit into 4.03 GB on the device with a")
-    assert "pass --context 16384 or give it at least 3922MiB on the device" in outcome.err
+    assert "pass --context 16384 or give it at least 3929MiB on the device" in outcome.err
 
 
 def test_json_of_what_does_not_fit_says_so_too(run: Run, real_folder: Path) -> None:
