@@ -206,6 +206,11 @@ class _Known:
         previews = self._previews * self.preview.milliseconds
         return previews + self._commits * self._commit_ms
 
+    def milliseconds_for(self, tokens: int) -> float:
+        """What some tokens take, where a rate is known; a round of `draft` at least."""
+        a_round = self.preview.milliseconds + self._commit_ms if self.mode == "draft" else 0.0
+        return max(tokens * self._milliseconds / self._tokens, a_round)
+
     def loss_of_probe(self, best: float, *, preview_ms: float) -> float:
         """Milliseconds that one probe wastes, where `best` tokens a millisecond could be had."""
         if not self._commits:
@@ -282,9 +287,8 @@ class Chooser:
 
     def milliseconds_besides(self, mode: str, *, tokens: int) -> float:
         """What tokens take in the fastest other mode; without end where none is known."""
-        rates = (rate for other, rate in self._rates().items() if other != mode)
-        best = max((rate.tokens_per_second for rate in rates), default=0.0)
-        return 1000 * tokens / best if best else float("inf")
+        others = (self._known[other] for other in self._rates() if other != mode)
+        return min((known.milliseconds_for(tokens) for known in others), default=float("inf"))
 
     def record(
         self, choice: Choice, stretch: Stretch, foreseen: Mapping[str, Forwards] | None = None

@@ -200,3 +200,10 @@ def test_a_block_is_thought_to_its_end_with_a_good_will() -> None:
     """8 of 32 rows in a pass: the other 24 at 16 a pass, and a commit."""
     assert projected(rows=32, resolved=8, passes=1) == Forwards(32, 2.5, 1)
     assert projected(rows=32, resolved=32, passes=4) == Forwards(32, 4, 1)
+
+
+def test_a_few_tokens_of_draft_take_a_round() -> None:
+    chooser = Chooser(["draft", "denoise"])
+    chooser.record(chooser.choose(), stretch(CODE, "draft"))
+    assert chooser.milliseconds_besides("denoise", tokens=1) == pytest.approx(7.4 + 4.4)
+    assert chooser.milliseconds_besides("denoise", tokens=50) == pytest.approx(5 * (7.4 + 4.4))
