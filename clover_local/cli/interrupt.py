@@ -79,12 +79,5 @@ def single_interrupt() -> Iterator[None]:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         raise KeyboardInterrupt
 
-    before = signal.getsignal(signal.SIGINT)
-    if before is signal.SIG_IGN:  # a shell's background job: Ctrl-C is meant for others
+    with _handled(interrupt):
         yield
-        return
-    signal.signal(signal.SIGINT, interrupt)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)

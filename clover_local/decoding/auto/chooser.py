@@ -251,11 +251,9 @@ class Chooser:
     def choose(self, *, besides: str | None = None) -> Choice:
         """The mode of the next stretch; `besides`: of what could not be done in that mode."""
         self.settle()
-        rates = self._rates()
-        if besides is not None and rates.keys() - {besides}:
-            left = (rate for mode, rate in rates.items() if mode != besides)
-            best = max(left, key=lambda rate: rate.tokens_per_second)
-            return Choice(best.mode, is_probe=False, why=f"{besides} was too slow for this")
+        left = None if besides is None else self._fastest(besides=besides)
+        if left is not None:
+            return Choice(left.mode, is_probe=False, why=f"{besides} was too slow for this")
         if len(self.modes) == 1:
             return Choice(self._current, is_probe=False, why="the only one")
         if "ar" in self.modes and self._known["ar"].stretches == 0:
@@ -329,19 +327,18 @@ class Chooser:
         return tuple(mode for mode, known in self._known.items() if not known.commit.is_known)
 
     def see(self, needed: Mapping[str, Forwards]) -> None:
-        """What modes would have needed for a text that none of them wrote."""
+        """What modes needed for a text, or would have needed; of one left at once, nothing."""
         for mode, forwards in needed.items():
-            if mode in self._known:
+            if mode in self._known and forwards.tokens:
                 self._known[mode].add(forwards)
 
     def faster_than(self, mode: str) -> Rate | None:
         """The fastest mode, if it is faster than `mode` by the margin."""
-        rates = self._rates()
-        if mode not in rates:
+        own, best = self._rates().get(mode), self._fastest()
+        if own is None or best is None or best.mode == mode:
             return None
-        best = max(rates.values(), key=lambda rate: rate.tokens_per_second)
-        least = self._margin(best.mode, mode) * rates[mode].tokens_per_second
-        return best if best.mode != mode and best.tokens_per_second > least else None
+        least = self._margin(best.mode, mode) * own.tokens_per_second
+        return best if best.tokens_per_second > least else None
 
     def use(self) -> AutoUse:
         """What is known by now."""
@@ -355,17 +352,21 @@ class Chooser:
             self._text_at = self._count
             for known in self._known.values():
                 known.fade(share)
-        for each, forwards in needed.items():
-            if each in self._known and forwards.tokens:
-                self._known[each].add(forwards)
+        self.see(needed)
 
     def _rates(self) -> dict[str, Rate]:
         rates = ((mode, known.rate) for mode, known in self._known.items())
         return {mode: rate for mode, rate in rates if rate is not None}
 
+    def _fastest(self, *, besides: str | None = None) -> Rate | None:
+        """Of the modes that are known, but one; None where none is."""
+        rates = (rate for mode, rate in self._rates().items() if mode != besides)
+        return max(rates, key=lambda rate: rate.tokens_per_second, default=None)
+
     def _best(self) -> float:
         """Tokens a second, 0 where nothing is known."""
-        return max((rate.tokens_per_second for rate in self._rates().values()), default=0.0)
+        fastest = self._fastest()
+        return 0.0 if fastest is None else fastest.tokens_per_second
 
     def _since(self, known: _Known) -> int:
         """Stretches since the last of this mode."""

@@ -13,7 +13,7 @@ from clover_local.decoding.auto.foresight import (
 )
 from clover_local.decoding.denoise import rows_that_count
 from clover_local.decoding.events import BlockCommitted, Event, EventStream, PassDone
-from clover_local.decoding.result import Clock
+from clover_local.decoding.result import Clock, emitted_length
 from clover_local.decoding.run import Mode, Run
 from clover_local.decoding.settings import Settings
 
@@ -121,7 +121,7 @@ class Watch:
                 yield event
                 _look(stretch, event)
                 if may_leave and choice.mode == "denoise" and isinstance(event, PassDone):
-                    left = _worth_leaving(event, self._done(stretch), run.settings, chooser)
+                    left = _worth_leaving(event, self._done(stretch), run, chooser)
                     if left is not None:
                         self.has_left = True
                         break
@@ -185,17 +185,19 @@ def _look(stretch: _Open, event: Event) -> None:
         stretch.passes.clear()
 
 
-def _worth_leaving(
-    event: PassDone, done: Stretch, settings: Settings, chooser: Chooser
-) -> Forwards | None:
+def _worth_leaving(event: PassDone, done: Stretch, run: Run, chooser: Chooser) -> Forwards | None:
     """What a block would come to, where another mode is sooner done with it; else None."""
+    settings = run.settings
     rows, passes = rows_that_count(event.tokens, settings), event.pass_number + 1
     masks = event.tokens[:rows].count(settings.mask_token_id)
     if not masks:
         return None
     thought = projected(rows=rows, resolved=rows - masks, passes=passes)
-    stop = (row + 1 for row, token in enumerate(event.tokens) if token in settings.stop_ids)
-    worth = min(next(stop, rows), settings.max_new_tokens)  # tokens that would be emitted of it
+    worth = emitted_length(
+        event.tokens,
+        stop_ids=settings.stop_ids,
+        allowed=settings.max_new_tokens - len(run.tokens),
+    )
     to_come = thought.previews - passes + thought.commits
     each = done.preview_ms / done.forwards.previews
     sooner = chooser.milliseconds_besides("denoise", tokens=worth) < to_come * each
